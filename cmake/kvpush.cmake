@@ -1,0 +1,61 @@
+# The build's few rules, each in one place.
+set(CMAKE_CXX_STANDARD 23)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
+
+find_program(KVPUSH_CCACHE ccache)
+if(KVPUSH_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVPUSH_CCACHE})
+endif()
+
+# Flags of every target of ours; vendor headers are SYSTEM and stay quiet.
+add_library(kvpush_flags INTERFACE)
+target_compile_options(kvpush_flags INTERFACE -Wall -Wextra -Werror -Wshadow -Wconversion -Wswitch -Wno-unknown-pragmas)
+target_compile_definitions(kvpush_flags INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL=1)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  target_compile_options(kvpush_flags INTERFACE -Wthread-safety)
+elseif(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # g++ 12 reports these inside libstdc++ and Boost where nothing is wrong.
+  target_compile_options(kvpush_flags INTERFACE -Wno-maybe-uninitialized -Wno-restrict -Wno-array-bounds
+                         -Wno-stringop-overflow -Wno-stringop-overread -Wno-dangling-pointer)
+endif()
+if(KVPUSH_SANITIZE)
+  add_compile_options(-fsanitize=${KVPUSH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${KVPUSH_SANITIZE})
+endif()
+
+# kvpush_library(NAME HEADERS ... SOURCES ... DEPS ... PRIVATE_DEPS ...): the library of one folder.
+function(kvpush_library name)
+  cmake_parse_arguments(ARG "" "" "HEADERS;SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_sources(${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC kvpush_flags ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+endfunction()
+
+# kvpush_test(NAME SOURCES ... DEPS ...): one GoogleTest program, run from the source folder.
+function(kvpush_test name)
+  if(NOT KVPUSH_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE kvpush_flags ${ARG_DEPS} GTest::gtest_main GTest::gmock)
+  add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120)
+endfunction()
+
+# kvpush_bench(NAME SOURCES ... DEPS ...): one Google Benchmark program, not run by the tests.
+function(kvpush_bench name)
+  if(NOT KVPUSH_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE kvpush_flags ${ARG_DEPS} benchmark::benchmark_main)
+endfunction()
