@@ -9,17 +9,10 @@
 
 #include "kvpush/base/error.h"
 #include "kvpush/layout/assignment.h"
+#include "kvpush/layout/block_table.h"
 #include "kvpush/layout/layout.h"
-#include "kvpush/plan/block_table.h"
 
 namespace kvpush {
-
-// Tokens [first, end) of a prompt.
-struct TokenRange {
-  std::uint32_t first = 0;
-  std::uint32_t end = 0;
-  bool operator==(const TokenRange&) const = default;
-};
 
 // `count` copies of `length_bytes` each: the i-th from local + i * local_stride to remote + i * remote_stride
 // (strides may be negative). The producer reads `local`, its own memory; `remote` is the consumer's.

@@ -28,6 +28,13 @@ BlockTable pack(std::span<const BlockId> blocks);
 // Appends ids to a table, growing its last span where they continue it.
 void append(BlockTable& table, std::span<const BlockId> blocks);
 
+// Tokens [first, end) of a prompt.
+struct TokenRange {
+  std::uint32_t first = 0;
+  std::uint32_t end = 0;
+  bool operator==(const TokenRange&) const = default;
+};
+
 // One table for each KV cache group, in order of group.
 using BlockTables = std::vector<BlockTable>;
 
