@@ -1,0 +1,62 @@
+// The control plane: framed messages over TCP, on the agent's io_context.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kvpush/base/error.h"
+#include "kvpush/base/ids.h"
+#include "kvpush/wire/message.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace kvpush {
+
+// A host as written in configuration and a TCP port.
+struct Endpoint {
+  std::string host;
+  std::uint16_t port = 0;
+  auto operator<=>(const Endpoint&) const = default;
+};
+
+// What the control plane tells its owner; each is called on the agent's thread, never from inside a Control call.
+struct ControlEvents {
+  std::function<void(ConnectionId)> accepted;                 // a peer connected to us
+  std::function<void(ConnectionId)> connected;                // our connect() succeeded
+  std::function<void(ConnectionId, Message)> received;        // one verified message, in order
+  std::function<void(ConnectionId, Error)> closed;            // once for each connection, whoever ended it; not after close()
+};
+
+// The control connections of one agent.
+//
+// Job: listens, connects, frames, sends and receives messages; bounds what each connection buffers.
+// Not here: what a message means (protocol), when to reconnect (protocol).
+// Owner: Agent.
+// Thread: agent role.
+// Invariant: a connection that has been closed delivers nothing more, also what had been read from its socket before.
+class Control {
+ public:
+  // Starts to listen on `host`:`port`; port 0 lets the kernel choose. kBadConfig: the address cannot be bound.
+  static Result<std::unique_ptr<Control>> open(boost::asio::io_context& context, const Endpoint& listen,
+                                               ControlEvents events);
+  virtual ~Control() = default;
+
+  // The port that was bound.
+  virtual std::uint16_t port() const = 0;
+  // Begins to connect; ends with `connected` or `closed` within kConnectLimit. Numeric addresses and names.
+  virtual ConnectionId connect(const Endpoint& peer) = 0;
+  // Queues a message. A connection whose queue would pass its bound is closed with kFull (the peer does not read).
+  // Unknown connections are ignored: the peer may just have gone.
+  virtual void send(ConnectionId connection, const Message& message) = 0;
+  // Ends a connection after what was queued has been handed to the kernel, or at once if that would block; `closed`
+  // is not called for it.
+  virtual void close(ConnectionId connection) = 0;
+  // Stops listening and closes everything.
+  virtual void stop() = 0;
+};
+
+}  // namespace kvpush
