@@ -49,6 +49,8 @@ struct Error {
 template <class T>
 using Result = std::expected<T, Error>;
 
-inline std::unexpected<Error> fail(ErrorCode code, const char* what) { return std::unexpected(Error{code, what}); }
+inline std::unexpected<Error> fail(ErrorCode code, const char* what) {
+  return std::unexpected(Error{code, what});
+}
 
 }  // namespace kvpush

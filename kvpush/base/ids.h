@@ -14,14 +14,13 @@ struct Id {
   auto operator<=>(const Id&) const = default;
 };
 
-using Incarnation = Id<struct IncarnationTag>;              // random, new at every process start
-using SessionNumber = Id<struct SessionNumberTag>;          // grows within a consumer's incarnation
-using RegistrationNumber = Id<struct RegistrationTag>;      // unique within a consumer's incarnation
-using ConnectionId = Id<struct ConnectionTag>;              // one control connection of this process, never reused
-using PeerId = Id<struct PeerTag, std::uint32_t>;           // one connected peer of a transport, never reused
-using RegionId = Id<struct RegionTag, std::uint32_t>;       // one registered memory region of a transport
-using WriteToken = Id<struct WriteTokenTag>;                // one batch of posted descriptors, chosen by its poster
-using RequestKey = Id<struct RequestKeyTag>;                // the engine's name for one of its requests
+using Incarnation = Id<struct IncarnationTag>;          // random, new at every process start
+using SessionNumber = Id<struct SessionNumberTag>;      // grows within a consumer's incarnation
+using RegistrationNumber = Id<struct RegistrationTag>;  // unique within a consumer's incarnation
+using ConnectionId = Id<struct ConnectionTag>;          // one control connection of this process, never reused
+using PeerId = Id<struct PeerTag, std::uint32_t>;       // one connected peer of a transport, never reused
+using RegionId = Id<struct RegionTag, std::uint32_t>;   // one registered memory region of a transport
+using WriteToken = Id<struct WriteTokenTag>;            // one batch of posted descriptors, chosen by its poster
 
 // A block of a KV cache group; kAbsentBlock stands where a table has none (outside a sliding window).
 using BlockId = Id<struct BlockTag, std::uint32_t>;
@@ -29,6 +28,9 @@ inline constexpr BlockId kAbsentBlock{0xffffffff};
 
 // Chosen by the router, one for each attempt; at most kTransferIdBytesMax bytes.
 using TransferId = std::string;
+
+// The engine's name for one of its requests, unique among those it has running.
+using RequestId = std::string;
 
 }  // namespace kvpush
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "kvpush/base/endpoint.h"
 #include "kvpush/base/error.h"
 #include "kvpush/base/ids.h"
 #include "kvpush/wire/message.h"
@@ -16,19 +17,12 @@ class io_context;
 
 namespace kvpush {
 
-// A host as written in configuration and a TCP port.
-struct Endpoint {
-  std::string host;
-  std::uint16_t port = 0;
-  auto operator<=>(const Endpoint&) const = default;
-};
-
 // What the control plane tells its owner; each is called on the agent's thread, never from inside a Control call.
 struct ControlEvents {
-  std::function<void(ConnectionId)> accepted;                 // a peer connected to us
-  std::function<void(ConnectionId)> connected;                // our connect() succeeded
-  std::function<void(ConnectionId, Message)> received;        // one verified message, in order
-  std::function<void(ConnectionId, Error)> closed;            // once for each connection, whoever ended it; not after close()
+  std::function<void(ConnectionId)> accepted;           // a peer connected to us
+  std::function<void(ConnectionId)> connected;          // our connect() succeeded
+  std::function<void(ConnectionId, Message)> received;  // one verified message, in order
+  std::function<void(ConnectionId, Error)> closed;      // once for each connection, whoever ended it; not after close()
 };
 
 // The control connections of one agent.
