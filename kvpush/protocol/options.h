@@ -1,0 +1,29 @@
+#pragma once
+
+#include "kvpush/base/instant.h"
+
+namespace kvpush {
+
+// The times of the protocol, each with the reason for its default.
+struct ProtocolOptions {
+  // A finished prefill that no consumer asks for gives its blocks back after this long: longer than a router takes to
+  // call decode after prefill, short enough that a forgotten leg does not starve the pool.
+  Duration hold_timeout = std::chrono::seconds{30};
+  // A registration waits this long for its prefill to end: queueing plus the longest prefill.
+  Duration match_timeout = std::chrono::seconds{300};
+  // A consumer gives up on a request after this long whatever happens; more than match_timeout, so that the producer's
+  // reason arrives first.
+  Duration receive_timeout = std::chrono::seconds{330};
+  // Posted writes of a stopped registration have this long to end before their endpoint is closed: several batches at
+  // the speed of a slow link.
+  Duration drain_limit = std::chrono::seconds{1};
+  // From the first dial to a ready session; what TCP and a directory read take on a bad day.
+  Duration session_limit = std::chrono::seconds{10};
+  // First and longest wait between two attempts to reach a peer; the wait doubles and is jittered by up to half.
+  Duration backoff_first = std::chrono::milliseconds{50};
+  Duration backoff_longest = std::chrono::seconds{2};
+  // Outcomes of a consumer whose session is lost are kept this long, for when it comes back and asks.
+  Duration outcome_timeout = std::chrono::seconds{60};
+};
+
+}  // namespace kvpush
