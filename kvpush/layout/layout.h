@@ -57,12 +57,13 @@ struct MemoryRange {
 };
 
 // kLayoutMismatch with the reason when the layout cannot be planned with: no planes or more than kPlanesMax, a (layer,
-// component) twice, a zero size, a head range outside its total, inner bytes that are no multiple of the element,
-// planes of one group with different block sizes, an address that overflows, or elements of one plane that overlap.
-// Safe for layouts that came from a peer.
+// component) twice, an unknown component, a group past kGroupsMax, a zero size, a head range outside its total, inner
+// bytes that are no multiple of the element, planes of one group with different block sizes, an address past 2^63, more
+// than 2 GiB for a token, or elements of one plane that overlap (planes may interleave). A stride along which there is
+// only one element may be anything. Safe for layouts that came from a peer.
 Result<void> validate(const RankLayout& layout);
 
-// The memory from a plane's first to its last byte over all blocks, heads and tokens.
+// The memory from the first to the last byte, over all blocks, heads and tokens, of a plane that has passed validate().
 MemoryRange extent(const Plane& plane);
 
 }  // namespace kvpush
