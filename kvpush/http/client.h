@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "kvpush/base/endpoint.h"
 #include "kvpush/base/error.h"
 #include "kvpush/base/ids.h"
 #include "kvpush/base/instant.h"
@@ -23,31 +24,31 @@ namespace kvpush {
 using HttpCallId = Id<struct HttpCallTag>;  // one request of an HttpClient, never reused; 0 names none
 
 struct HttpCall {
-  HttpAddress address;
+  Endpoint address{};
   std::string method = "GET";
   std::string target = "/";
-  HttpHeaders headers;  // Host and Content-Length are added
-  std::string body;
+  HttpHeaders headers{};  // Host and Content-Length are added
+  std::string body{};
   Duration connect_timeout = std::chrono::seconds(5);   // name lookup included
   Duration silence_timeout = std::chrono::seconds(60);  // the server sends no byte for so long
-  std::optional<Duration> total_timeout;
+  std::optional<Duration> total_timeout{};
 };
 
 // A whole answer, collected.
 struct HttpAnswer {
   int status = 0;
-  HttpHeaders headers;
-  std::string body;
+  HttpHeaders headers{};
+  std::string body{};
 };
 
 enum class HttpFlow : std::uint8_t { kContinue, kPause };
 
 // Takes an answer as it arrives: one head, any number of pieces, one end. After an end with an error nothing comes.
 struct HttpSink {
-  std::move_only_function<void(const HttpHead&)> on_head;
+  std::move_only_function<void(const HttpHead&)> on_head{};
   // The bytes are valid during the call. kPause: nothing more is read until resume().
-  std::move_only_function<HttpFlow(std::string_view bytes)> on_body;
-  std::move_only_function<void(Result<void>)> on_end;
+  std::move_only_function<HttpFlow(std::string_view bytes)> on_body{};
+  std::move_only_function<void(Result<void>)> on_end{};
 };
 
 struct HttpClientOptions {

@@ -1,7 +1,6 @@
 #include "kvpush/http/message.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace kvpush {
 namespace {
@@ -21,32 +20,6 @@ std::string_view trimmed(std::string_view text) {
 }
 
 }  // namespace
-
-Result<HttpAddress> parse_address(std::string_view text) {
-  const std::size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos) return fail(ErrorCode::kBadConfig, "an address is host:port");
-  std::string_view host = text.substr(0, colon);
-  const std::string_view digits = text.substr(colon + 1);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  } else if (host.find(':') != std::string_view::npos) {
-    return fail(ErrorCode::kBadConfig, "an IPv6 address stands in brackets: [::1]:port");
-  }
-  if (host.empty() || host.find_first_of(" \t/[]@?#") != std::string_view::npos) {
-    return fail(ErrorCode::kBadConfig, "an address is host:port");
-  }
-  HttpAddress address{std::string(host), 0};
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), address.port);
-  if (error != std::errc{} || end != digits.data() + digits.size() || address.port == 0) {
-    return fail(ErrorCode::kBadConfig, "a port is a number from 1 to 65535");
-  }
-  return address;
-}
-
-std::string to_string(const HttpAddress& address) {
-  const bool brackets = address.host.find(':') != std::string::npos;
-  return (brackets ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
-}
 
 std::optional<std::string_view> HttpHeaders::find(std::string_view name) const {
   for (const auto& [key, value] : fields_) {

@@ -7,21 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvpush/base/error.h"
-
 namespace kvpush {
-
-// Where an HTTP service is reached.
-struct HttpAddress {
-  std::string host;
-  std::uint16_t port = 0;
-  bool operator==(const HttpAddress&) const = default;
-};
-
-// From "host:port" or "[v6 address]:port"; kBadConfig when it is neither or the port is 0.
-Result<HttpAddress> parse_address(std::string_view text);
-// The form that parse_address reads.
-std::string to_string(const HttpAddress& address);
 
 // Header fields in order; names are compared without case.
 //
@@ -45,10 +31,10 @@ class HttpHeaders {
 HttpHeaders end_to_end(const HttpHeaders& headers);
 
 struct HttpRequest {
-  std::string method;
-  std::string target;
-  HttpHeaders headers;
-  std::string body;
+  std::string method{};
+  std::string target{};
+  HttpHeaders headers{};
+  std::string body{};
 
   // The target without its query.
   std::string_view path() const { return std::string_view(target).substr(0, target.find('?')); }
@@ -57,17 +43,17 @@ struct HttpRequest {
 // Status and headers of an answer. Content-Length, Transfer-Encoding and Connection are the server's to add.
 struct HttpHead {
   int status = 200;
-  HttpHeaders headers;
+  HttpHeaders headers{};
   // Known: the body is sent as it is; unknown: in chunks.
-  std::optional<std::uint64_t> content_bytes;
+  std::optional<std::uint64_t> content_bytes{};
 };
 
 // A whole answer.
 struct HttpReply {
   int status = 200;
   std::string content_type = "application/json";
-  std::string body;
-  HttpHeaders headers;
+  std::string body{};
+  HttpHeaders headers{};
 };
 
 }  // namespace kvpush

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "kvpush/base/endpoint.h"
 #include "kvpush/base/error.h"
 #include "kvpush/base/instant.h"
 #include "kvpush/http/message.h"
@@ -45,7 +46,8 @@ class HttpResponder {
   void finish();
 
   // Called once, never inside a call of this class, when the client closes or breaks the connection before the answer
-  // is complete. The responder may then be destroyed; what it is told to write is dropped.
+  // is complete; closing its sending half alone counts too. The responder may then be destroyed; what it is told to
+  // write is dropped.
   void on_gone(std::move_only_function<void()> gone);
 
  private:
@@ -56,27 +58,34 @@ class HttpResponder {
 
 using HttpHandler = std::function<void(HttpRequest, HttpResponder)>;
 
+// The answer to a request that reaches no handler. `what` is a sentence for people.
+using HttpRefusal = HttpReply (*)(int status, std::string_view what);
+HttpReply plain_refusal(int status, std::string_view what);
+
 // Which handler answers which method and path.
 //
 // Job: picks by exact path; answers 404 and 405 itself. Its dispatch() is an HttpHandler.
 // Thread: any (immutable) once the last add() is done.
 class HttpRoutes {
  public:
+  explicit HttpRoutes(HttpRefusal refusal = plain_refusal) : refusal_(refusal) {}
   void add(const std::string& method, const std::string& path, HttpHandler handler);
   void dispatch(HttpRequest request, HttpResponder responder) const;
 
  private:
+  HttpRefusal refusal_;
   std::map<std::string, std::map<std::string, HttpHandler>> by_path_;  // path, then method
 };
 
 struct HttpServerOptions {
-  HttpAddress listen{"127.0.0.1", 0};  // port 0: the kernel picks
+  Endpoint listen{"127.0.0.1", 0};  // port 0: the kernel picks
   std::size_t connections_max = 1024;  // more wait in the kernel's backlog
   std::uint32_t header_bytes_max = 64u << 10;
   std::uint64_t body_bytes_max = 1u << 20;
   Duration read_timeout = std::chrono::seconds(30);   // from a request's first byte to its last
   Duration idle_timeout = std::chrono::seconds(75);   // between requests of one connection
-  Duration write_timeout = std::chrono::seconds(60);  // a client that takes no bytes for so long is gone
+  Duration write_timeout = std::chrono::seconds(60);  // a client that takes one write for so long is gone
+  HttpRefusal refusal = plain_refusal;  // of requests that cannot be read (400, 413, 431) or are dropped (500)
 };
 
 // An HTTP/1.1 server on an io_context that somebody else runs.
@@ -95,7 +104,7 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  std::uint16_t port() const;
+  std::uint16_t port() const;  // also after drain()
   // Stops listening, closes idle connections, and closes each other one when its answer is complete.
   void drain();
   std::size_t connections() const;
