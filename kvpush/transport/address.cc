@@ -1,0 +1,58 @@
+#include "kvpush/transport/address.h"
+
+#include <cstring>
+
+#include "kvpush/base/check.h"
+#include "kvpush/base/limits.h"
+
+namespace kvpush {
+
+AddressWriter::AddressWriter(std::string_view magic) {
+  KVPUSH_CHECK(magic.size() == kAddressMagicBytes, "an address begins with eight letters");
+  put_bytes(std::as_bytes(std::span(magic)));
+}
+
+void AddressWriter::put_u32(std::uint32_t value) {
+  for (std::size_t i = 0; i < sizeof value; ++i) bytes_.push_back(static_cast<std::byte>(value >> (8 * i)));
+}
+
+void AddressWriter::put_u64(std::uint64_t value) {
+  for (std::size_t i = 0; i < sizeof value; ++i) bytes_.push_back(static_cast<std::byte>(value >> (8 * i)));
+}
+
+void AddressWriter::put_bytes(std::span<const std::byte> bytes) {
+  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+}
+
+AddressReader::AddressReader(std::span<const std::byte> bytes, std::string_view magic)
+    : rest_(bytes), ok_(bytes.size() <= kTransportAddressBytesMax) {
+  const auto found = this->bytes(magic.size());
+  ok_ = ok_ && std::memcmp(found.data(), magic.data(), magic.size()) == 0;
+}
+
+std::uint32_t AddressReader::u32() {
+  return static_cast<std::uint32_t>(little_endian(sizeof(std::uint32_t)));
+}
+
+std::uint64_t AddressReader::u64() {
+  return little_endian(sizeof(std::uint64_t));
+}
+
+std::span<const std::byte> AddressReader::bytes(std::size_t size) {
+  if (!ok_ || size > rest_.size()) {
+    ok_ = false;
+    return {};
+  }
+  const auto taken = rest_.first(size);
+  rest_ = rest_.subspan(size);
+  return taken;
+}
+
+std::uint64_t AddressReader::little_endian(std::size_t size) {
+  std::uint64_t value = 0;
+  const auto taken = bytes(size);
+  for (std::size_t i = taken.size(); i > 0; --i) value = value << 8 | std::to_integer<std::uint64_t>(taken[i - 1]);
+  return value;
+}
+
+}  // namespace kvpush
