@@ -78,7 +78,7 @@ class HttpRoutes {
 };
 
 struct HttpServerOptions {
-  Endpoint listen{"127.0.0.1", 0};  // port 0: the kernel picks
+  Endpoint listen{"127.0.0.1", 0};     // port 0: the kernel picks
   std::size_t connections_max = 1024;  // more wait in the kernel's backlog
   std::uint32_t header_bytes_max = 64u << 10;
   std::uint64_t body_bytes_max = 1u << 20;
