@@ -29,7 +29,7 @@ struct Run {
 // What is fixed for a pair of ranks: which addresses and strides belong together, merged over planes as far as both
 // layouts allow. Made once a session; planning a transfer with it allocates nothing after warm-up.
 //
-// Job: turns block tables and a token range into runs, in O(runs) time and memory.
+// Job: turns block tables and a token range into runs, in O(runs + table spans) time and O(runs) memory.
 // Not here: what may be written now (protocol) and descriptors (Cursor below).
 // Thread: any (immutable).
 class PairPlan {
@@ -38,13 +38,14 @@ class PairPlan {
   static PairPlan make(const RankLayout& producer, const RankLayout& consumer, const Assignment& assignment);
 
   // Replaces the contents of `runs` by copies that move every byte of `tokens` of every assigned plane exactly once.
-  // Tokens whose block is absent on either side are skipped. kBadMessage: the range is not covered by a table that
-  // an assigned plane uses, or a table names a block that its plane does not have; `runs` is then empty.
+  // Tokens whose block is absent on the consumer are skipped; no tokens need no tables. kBadMessage: the range is not
+  // covered by a table that an assigned plane uses, a table names there a block that its plane does not have, or a
+  // block that the consumer has is absent on the producer; `runs` is then empty.
   Result<void> plan(TokenRange tokens, const BlockTables& producer, const BlockTables& consumer,
                     std::vector<Run>& runs) const;
 
   // The bytes plan() moves for `tokens` when the consumer's absent blocks are left out, computed from the consumer's
-  // side alone: what a consumer must see delivered. Errors as plan().
+  // side alone: what a consumer must see delivered. Errors as plan() as far as the consumer's tables cause them.
   Result<std::uint64_t> bytes_expected(TokenRange tokens, const BlockTables& consumer) const;
 
  private:
@@ -52,7 +53,7 @@ class PairPlan {
   std::shared_ptr<const Impl> impl_;
 };
 
-// Total bytes of runs.
+// Total bytes of runs that plan() made.
 std::uint64_t bytes(std::span<const Run> runs);
 
 // A place within a list of runs, from which descriptors are taken in batches just before they are posted.
