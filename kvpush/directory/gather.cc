@@ -1,0 +1,109 @@
+#include "kvpush/directory/gather.h"
+
+#include <boost/json.hpp>
+#include <boost/system/error_code.hpp>
+#include <map>
+#include <utility>
+
+namespace kvpush {
+namespace {
+
+namespace json = boost::json;
+
+// The lines of one metric family.
+struct Family {
+  std::string comments;  // HELP and TYPE
+  std::string samples;
+};
+
+// Families in order of first appearance.
+//
+// Job: sorts the lines of several texts by family, as the text format asks for.
+// Thread: value type.
+class Families {
+ public:
+  void add(std::string_view text, std::uint32_t rank) {
+    Family* family = nullptr;
+    std::string name;
+    while (!text.empty()) {
+      const std::size_t end = text.find('\n');
+      const std::string_view line = text.substr(0, end);
+      text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+      if (line.starts_with("# HELP ") || line.starts_with("# TYPE ")) {
+        const std::string_view rest = line.substr(7);
+        const std::string_view of = rest.substr(0, rest.find(' '));
+        if (family == nullptr || name != of) family = &named(name = of, rank);
+        if (first_rank_.at(name) == rank) family->comments.append(line) += '\n';
+      } else if (!line.empty() && line[0] != '#') {
+        if (family == nullptr) family = &named({}, rank);
+        append_sample(family->samples, line, rank);
+      }
+    }
+  }
+
+  std::string text() const {
+    std::string all;
+    for (const std::string& name : order_) all.append(by_name_.at(name).comments).append(by_name_.at(name).samples);
+    return all;
+  }
+
+ private:
+  Family& named(const std::string& name, std::uint32_t rank) {
+    if (first_rank_.emplace(name, rank).second) order_.push_back(name);
+    return by_name_[name];
+  }
+
+  static void append_sample(std::string& out, std::string_view line, std::uint32_t rank) {
+    const std::size_t name_end = line.find_first_of("{ ");
+    if (name_end == std::string_view::npos) return;
+    out.append(line.substr(0, name_end)).append("{rank=\"").append(std::to_string(rank)).append("\"");
+    const bool labelled = line[name_end] == '{';
+    out.append(labelled ? (line.substr(name_end + 1).starts_with('}') ? "" : ",") : "}");
+    out.append(line.substr(labelled ? name_end + 1 : name_end)) += '\n';
+  }
+
+  std::map<std::string, Family> by_name_;
+  std::map<std::string, std::uint32_t> first_rank_;  // whose comments are kept
+  std::vector<std::string> order_;
+};
+
+json::object transfers_of(const RankAnswer& answer) {
+  json::object part{{"rank", answer.rank}};
+  if (!answer.body) {
+    part["error"] = error_name(answer.body.error().code);
+    return part;
+  }
+  boost::system::error_code error;
+  json::value value = json::parse(*answer.body, error);
+  json::object* object = error ? nullptr : value.if_object();
+  if (object == nullptr) {
+    part["error"] = error_name(ErrorCode::kBadMessage);
+    return part;
+  }
+  for (auto& field : *object) part.insert(std::move(field));
+  return part;
+}
+
+}  // namespace
+
+std::string gather_transfers(const std::vector<RankAnswer>& answers) {
+  json::array ranks;
+  for (const RankAnswer& answer : answers) ranks.push_back(transfers_of(answer));
+  return json::serialize(json::object{{"ranks", std::move(ranks)}});
+}
+
+std::string gather_metrics(const std::vector<RankAnswer>& answers) {
+  Families families;
+  for (const RankAnswer& answer : answers) {
+    if (answer.body) families.add(*answer.body, answer.rank);
+  }
+  std::string text = families.text();
+  text += "# HELP kvpush_rank_up Whether the rank answered the directory.\n# TYPE kvpush_rank_up gauge\n";
+  for (const RankAnswer& answer : answers) {
+    text.append("kvpush_rank_up{rank=\"").append(std::to_string(answer.rank)).append("\"} ");
+    text.append(answer.body ? "1" : "0") += '\n';
+  }
+  return text;
+}
+
+}  // namespace kvpush

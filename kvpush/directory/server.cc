@@ -1,0 +1,168 @@
+#include "kvpush/directory/server.h"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "kvpush/base/check.h"
+#include "kvpush/directory/engine.h"
+#include "kvpush/directory/gather.h"
+#include "kvpush/http/client.h"
+#include "kvpush/http/server.h"
+
+namespace kvpush {
+namespace {
+
+// Ranks answer from memory; one that takes longer than this is not well, and who asks wants to know that now.
+constexpr Duration kRankLimit = std::chrono::seconds(1);
+
+using Gather = std::string (*)(const std::vector<RankAnswer>&);
+
+// One question to all ranks, and who waits for the answers.
+struct Question {
+  HttpResponder responder;
+  Gather gather;
+  std::string content_type;
+  std::vector<RankAnswer> answers;  // by rank
+  std::size_t open = 0;
+};
+
+Result<std::string> body_of(Result<HttpAnswer> answer) {
+  if (!answer) return std::unexpected(answer.error());
+  if (answer->status != 200) return fail(ErrorCode::kUnavailable, "the rank answers with another status than 200");
+  return std::move(answer->body);
+}
+
+}  // namespace
+
+// What runs on the directory's thread.
+//
+// Job: the loop, the routes, the questions to the ranks.
+// Owner: DirectoryServer.
+// Thread: directory role, but for open(), set_ranks() and stop().
+class DirectoryServer::Service {
+ public:
+  Result<void> open(const Endpoint& listen) {
+    routes_.add("GET", "/health", [](HttpRequest, HttpResponder out) { out.reply({.body = "{}", .headers = {}}); });
+    routes_.add("GET", "/kvpush/v1/engine",
+                [this](HttpRequest, HttpResponder out) { reply_if_ready(std::move(out), document_); });
+    routes_.add("GET", "/kvpush/v1/transfers", [this](HttpRequest request, HttpResponder out) {
+      ask_ranks(request.target, gather_transfers, "application/json", std::move(out));
+    });
+    routes_.add("GET", "/metrics", [this](HttpRequest request, HttpResponder out) {
+      ask_ranks(request.target, gather_metrics, "text/plain; version=0.0.4", std::move(out));
+    });
+    auto server = HttpServer::open(
+        io_, {.listen = {listen.host, listen.port}},
+        [this](HttpRequest request, HttpResponder out) { routes_.dispatch(std::move(request), std::move(out)); });
+    if (!server) return std::unexpected(server.error());
+    server_ = std::move(*server);
+    port_ = server_->port();
+    client_.emplace(io_);
+    thread_ = std::thread([this] { io_.run(); });
+    return {};
+  }
+
+  void set_engine(EngineDocument engine) {
+    boost::asio::post(io_, [this, engine = std::move(engine)]() mutable {
+      document_ = to_json(engine);
+      ranks_ = std::move(engine.ranks);
+    });
+  }
+
+  void stop() {
+    if (!thread_.joinable()) return;
+    boost::asio::post(io_, [this] {
+      client_.reset();
+      server_.reset();
+      work_.reset();
+    });
+    thread_.join();
+  }
+
+  bool stopped() const { return !thread_.joinable(); }
+  std::uint16_t port() const { return port_; }
+
+ private:
+  void reply_if_ready(HttpResponder out, const std::string& body) {
+    if (!ranks_.empty()) return out.reply({.body = body, .headers = {}});
+    HttpReply starting{.status = 503, .body = R"({"error":"the engine is starting"})", .headers = {}};
+    starting.headers.add("Retry-After", "1");
+    out.reply(std::move(starting));
+  }
+
+  void ask_ranks(const std::string& target, Gather gather, std::string content_type, HttpResponder out) {
+    auto question = std::make_shared<Question>(std::move(out), gather, std::move(content_type));
+    question->open = ranks_.size();
+    if (ranks_.empty()) return answer(*question);
+    for (const RankDocument& rank : ranks_) {
+      const std::size_t index = question->answers.size();
+      question->answers.push_back({rank.rank, {}});
+      HttpCall call{.address = {rank.http.host, rank.http.port},
+                    .target = target,
+                    .headers = {},
+                    .body = {},
+                    .connect_timeout = kRankLimit,
+                    .total_timeout = kRankLimit};
+      client_->collect(std::move(call), [question, index](Result<HttpAnswer> answered) {
+        question->answers[index].body = body_of(std::move(answered));
+        if (--question->open == 0) answer(*question);
+      });
+    }
+  }
+
+  static void answer(Question& question) {
+    question.responder.reply(
+        {.content_type = question.content_type, .body = question.gather(question.answers), .headers = {}});
+  }
+
+  boost::asio::io_context io_{1};
+  std::optional<boost::asio::executor_work_guard<boost::asio::io_context::executor_type>> work_{io_.get_executor()};
+  HttpRoutes routes_;
+  std::unique_ptr<HttpServer> server_;
+  std::optional<HttpClient> client_;
+  std::uint16_t port_ = 0;
+  std::vector<RankDocument> ranks_;
+  std::string document_;
+  std::thread thread_;
+};
+
+Result<std::unique_ptr<DirectoryServer>> DirectoryServer::open(const Endpoint& listen) {
+  auto service = std::make_unique<Service>();
+  const Result<void> opened = service->open(listen);
+  if (!opened) return std::unexpected(opened.error());
+  return std::unique_ptr<DirectoryServer>(new DirectoryServer(std::move(service)));
+}
+
+DirectoryServer::DirectoryServer(std::unique_ptr<Service> service) : service_(std::move(service)) {}
+
+DirectoryServer::~DirectoryServer() {
+  KVPUSH_CHECK(service_->stopped(), "a directory is stopped before its end");
+}
+
+std::uint16_t DirectoryServer::port() const {
+  return service_->port();
+}
+
+Result<void> DirectoryServer::set_ranks(const std::vector<std::string>& documents) {
+  std::vector<RankDocument> ranks;
+  for (const std::string& document : documents) {
+    Result<RankDocument> rank = parse_rank(document);
+    if (!rank) return std::unexpected(rank.error());
+    ranks.push_back(std::move(*rank));
+  }
+  Result<EngineDocument> engine = gather_ranks(std::move(ranks));
+  if (!engine) return std::unexpected(engine.error());
+  service_->set_engine(std::move(*engine));
+  return {};
+}
+
+void DirectoryServer::stop() {
+  service_->stop();
+}
+
+}  // namespace kvpush
