@@ -93,7 +93,7 @@ class Consumer {
   // Whether `connection` was dialled by this machine.
   bool owns(ConnectionId connection) const { return connections_.contains(connection); }
   // Whether writes may arrive now: a registration is live.
-  bool expects_writes() const;
+  bool expects_writes() const { return !registrations_.empty(); }
 
   const ConsumerCounters& counters() const { return counters_; }
   ConsumerGauges gauges() const;
@@ -104,9 +104,124 @@ class Consumer {
     std::uint32_t tokens = 0;
     Instant received{};
     bool registered = false;
+    bool writing = false;  // a producer rank has begun
     bool quarantined = false;
   };
   std::vector<Waiting> waiting() const;
+
+ private:
+  // One session of a link.
+  enum class SessionState : std::uint8_t { kDialling, kGreeting, kWelcomed, kAssigning, kReady };
+  struct Session {
+    SessionState state = SessionState::kDialling;
+    std::optional<ConnectionId> connection;
+    Welcome welcome;
+    Assignment shares;
+    std::uint32_t transport = 0;  // tried now, or in use
+    std::optional<Peer> peer;
+    std::optional<PairPlan> plan;
+    RegistrationNumber done;  // told as Done
+  };
+  // All sessions to one engine: they begin and end together, since every transfer needs each of them.
+  enum class LinkState : std::uint8_t { kResolving, kStarting, kReady, kWaiting };
+  struct Link {
+    LinkState state = LinkState::kResolving;
+    ProducerEngine engine;
+    std::vector<Session> sessions;                       // by rank of the engine
+    std::vector<std::set<RegistrationNumber>> unproven;  // by rank: registrations made with this incarnation
+    Duration backoff{};
+    std::optional<ErrorCode> refused;  // while kWaiting: new requests end with this
+    bool draining = false;             // the engine said Goodbye
+    std::set<RequestId> requests;
+    std::vector<TransferId> declines;  // to be told
+  };
+  enum class PartState : std::uint8_t {
+    kRegistered,
+    kRevoking,   // Revoke was sent, or Quiet must follow
+    kOpen,       // the session is gone, and whether something can land is not known
+    kDelivered,  // these two are proofs
+    kQuiescent,
+  };
+  // One registration of a request: what one producer rank writes.
+  struct Part {
+    PartState state = PartState::kRegistered;
+    RegistrationNumber number;
+    Peer peer;
+    std::uint64_t bytes = 0;
+  };
+  struct Request {
+    Receive receive;
+    std::vector<Part> parts;  // by rank of the engine; empty until registered
+    Incarnation incarnation;  // of the engine that it is registered with
+    bool writing = false;
+    std::optional<ErrorCode> failure;
+    ReceiveTimes times;
+  };
+  struct RankOfLink {
+    Endpoint directory;
+    std::uint32_t rank = 0;
+  };
+  // Deadlines, by what they end: one of the fields says of which.
+  struct DeadlineKey {
+    enum class Kind : std::uint8_t { kStart, kRetry, kPending, kReceive, kProof } kind{};
+    Endpoint directory{};
+    RequestId request{};
+    auto operator<=>(const DeadlineKey&) const = default;
+  };
+  using Kind = DeadlineKey::Kind;
+
+  // consumer_link.cc
+  Link& open_link(const Endpoint& directory, Instant now, Actions& out);
+  void resolve(const Endpoint& directory, Link& link, Instant now, Actions& out);
+  void on(const RankOfLink& at, const Welcome& message, Instant now, Actions& out);
+  void on(const RankOfLink& at, const Assigned& message, Instant now, Actions& out);
+  void on(const RankOfLink& at, const Refused& message, Instant now, Actions& out);
+  void assign_ranks(const Endpoint& directory, Link& link, Instant now, Actions& out);
+  // Tries the session's transports in order of preference, from `first` on.
+  void connect_peer(const RankOfLink& at, std::uint32_t first, Instant now, Actions& out);
+  // Whatever state the link is in: ends its sessions, proves what can be proven, and tries again later if anybody needs
+  // it. `lasting`: the next attempt would fail as well, so those that wait are told.
+  void end_link(const Endpoint& directory, Error why, bool lasting, Instant now, Actions& out);
+  // end_link() after telling the peer and the log why.
+  void refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now, Actions& out);
+  void on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out);
+  bool fences(Peer peer) const { return transports_[peer.transport].disconnect_fences; }
+  // Whether a registration without proof was to be written through it.
+  bool is_needed(Peer peer) const;
+
+  // consumer_request.cc
+  void on(const RankOfLink& at, const Writing& message);
+  void on(const RankOfLink& at, const Delivered& message, Instant now, Actions& out);
+  void on(const RankOfLink& at, const Failed& message, Instant now, Actions& out);
+  void on(const RankOfLink& at, const Quiet& message, Instant now, Actions& out);
+  void on(const RankOfLink& at, const Revoked& message, Instant now, Actions& out);
+  void register_request(Link& link, const RequestId& id, Instant now, Actions& out);
+  void fail_request(const RequestId& id, ErrorCode code, Instant now, Actions& out);
+  // Asks for the end of every part that the link's sessions can ask about.
+  void revoke(Link& link, const RequestId& id, Instant now, Actions& out);
+  // The part's outcome is proven: moves it to `state`, tells Done, ends the request if it was the last.
+  void settle(const RequestId& id, std::uint32_t rank, PartState state, Instant now, Actions& out);
+  void end_if_settled(const RequestId& id, Instant now, Actions& out);
+  // The request of a registration that has no proof yet and was made with this rank; others are counted as late.
+  std::optional<RequestId> find(const RankOfLink& at, RegistrationNumber number);
+
+  const RankName self_;
+  const RankLayout layout_;
+  const std::vector<TransportView> transports_;
+  const ProtocolOptions options_;
+  const PairPlan own_plan_;  // onto itself, to check tables
+  Random random_;
+
+  std::map<Endpoint, Link> links_;
+  std::unordered_map<ConnectionId, RankOfLink> connections_;
+  std::unordered_map<RequestId, Request> requests_;
+  std::unordered_map<RegistrationNumber, RequestId> registrations_;  // those without proof
+  std::set<Peer> watched_;  // their sessions are gone; kept to learn of the writer's end
+  SessionNumber session_last_;
+  RegistrationNumber registration_last_;
+  Deadlines<DeadlineKey> deadlines_;
+  bool draining_ = false;
+  ConsumerCounters counters_;
 };
 
 }  // namespace kvpush

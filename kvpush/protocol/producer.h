@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -17,6 +16,7 @@
 #include "kvpush/protocol/command.h"
 #include "kvpush/protocol/deadlines.h"
 #include "kvpush/protocol/options.h"
+#include "kvpush/protocol/turns.h"
 #include "kvpush/wire/message.h"
 
 namespace kvpush {
@@ -75,7 +75,10 @@ class Producer {
   // `layout` has passed validate().
   Producer(RankName self, RankLayout layout, std::vector<TransportView> transports, ProtocolOptions options);
 
-  // A peer's message on an accepted connection. The first must be Hello.
+  // A peer connected; its session must be ready within session_limit.
+  void on_accepted(ConnectionId connection, Instant now);
+  // A peer's message on an accepted connection. The first must be Hello. Messages of connections that were closed by
+  // this machine are ignored.
   void on(ConnectionId connection, const Message& message, Instant now, Actions& out);
   // The connection is gone.
   void on_closed(ConnectionId connection, Instant now, Actions& out);
@@ -88,7 +91,7 @@ class Producer {
   void on(const Cancel& command, Instant now, Actions& out);
   void on(const Withdraw& command, Instant now, Actions& out);
 
-  // The next batch to post at `now`, fair between registrations; nothing when there is none or all have as much in
+  // The next batch to post, fair between peers and registrations; nothing when there is none or all have as much in
   // flight as allowed. Everything that permits the write is checked here, so it must be posted right away.
   std::optional<Batch> next_batch(Instant now);
   // The batch could not be posted for now (kFull): it will be offered again.
@@ -100,8 +103,9 @@ class Producer {
   // What time alone brings about.
   void tick(Instant now, Actions& out);
 
-  // Draining: new sessions and registrations are refused with kStopped, sessions hear Goodbye.
-  void drain(Actions& out);
+  // Draining: new sessions, registrations and requests are refused with kStopped, sessions hear Goodbye, and
+  // registrations that wait for a request fail.
+  void drain(Instant now, Actions& out);
   // No registration and no held request is left.
   bool idle() const;
 
@@ -118,16 +122,6 @@ class Producer {
   std::vector<Held> held() const;
 
  private:
-  struct ConsumerKey {  // one rank of one run of a consumer engine
-    Incarnation incarnation;
-    std::uint32_t rank = 0;
-    auto operator<=>(const ConsumerKey&) const = default;
-  };
-  struct RegistrationKey {
-    ConsumerKey consumer;
-    RegistrationNumber number;
-    auto operator<=>(const RegistrationKey&) const = default;
-  };
   enum class SessionState : std::uint8_t { kNew, kWelcomed, kConnecting, kReady };
   struct Session {
     SessionState state = SessionState::kNew;
@@ -146,7 +140,7 @@ class Producer {
   enum class RegistrationState : std::uint8_t {
     kWaiting,   // for the local request
     kWriting,   // batches are posted
-    kStopping,  // no more is posted; posted writes end
+    kStopping,  // nothing more is posted; posted batches end
   };
   struct Registration {
     RegistrationState state = RegistrationState::kWaiting;
@@ -160,56 +154,63 @@ class Producer {
     std::uint64_t bytes = 0;
     std::size_t in_flight = 0;
     bool revoked = false;
-    bool write_failed = false;
-    bool failure_told = false;
     std::optional<ErrorCode> failure;
+    bool failure_told = false;  // while batches were in flight: Quiet follows when the last has ended
     SendingTimes times;
   };
   struct Transfer {
-    std::optional<Send> send;  // the local request's KV, once complete
-    bool withdrawn = false;
-    bool cancelled = false;
-    std::optional<Incarnation> bound;  // the consumer engine it belongs to
-    std::uint32_t rank_count = 0;      // of that engine
-    std::set<std::uint32_t> ranks_ended;
+    std::optional<Send> send;             // the local request's KV, once complete
+    std::optional<ErrorCode> ending;      // the request ends with this once no batch reads its blocks
+    std::optional<Incarnation> consumer;  // the engine it is bound to
+    bool unbound = false;                 // another engine may take over
+    std::uint32_t rank_count = 0;         // of the consumer
+    std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it
     std::set<RegistrationKey> registrations;
-    std::uint64_t bytes_delivered = 0;
+    std::uint64_t bytes = 0;
     SendingTimes times;
   };
-  struct PostedWrite {
+  struct PostedBatch {
     RegistrationKey registration;
+    Peer peer;
     Cursor before;
-    std::uint64_t bytes = 0;
   };
-  // Deadlines, by what they end.
+  // Deadlines, by what they end: one of the fields says of which.
   struct DeadlineKey {
-    enum class Kind : std::uint8_t { kSession, kRegistration, kDrain, kTransfer, kOutcomes } kind{};
-    ConnectionId connection;
-    RegistrationKey registration;
-    TransferId transfer_id;
+    enum class Kind : std::uint8_t { kSessionStart, kMatch, kDrain, kHold, kForget, kOutcomes } kind{};
+    ConnectionId connection{};
+    RegistrationKey registration{};
+    TransferId transfer_id{};
     auto operator<=>(const DeadlineKey&) const = default;
   };
+  using Kind = DeadlineKey::Kind;
 
-  void on_hello(ConnectionId connection, Session& session, const Hello& hello, Instant now, Actions& out);
-  void on_assign(ConnectionId connection, Session& session, const Assign& assign, Actions& out);
-  void on_register(ConnectionId connection, Session& session, const Register& message, Instant now, Actions& out);
-  void on_revoke(ConnectionId connection, const RegistrationKey& key, Instant now, Actions& out);
-  void on_unwanted(const Session& session, const Unwanted& message, Instant now, Actions& out);
-  void refuse(ConnectionId connection, ErrorCode code, std::string text, Actions& out);
-  void close_session(ConnectionId connection, Instant now, Actions& out);
+  // producer_session.cc
+  void on(ConnectionId connection, Session& session, const Hello& hello, Instant now, Actions& out);
+  void on(ConnectionId connection, Session& session, const Assign& assign, Instant now, Actions& out);
+  void on(ConnectionId connection, Session& session, const Register& message, Instant now, Actions& out);
+  void on(ConnectionId connection, Session& session, const Revoke& message, Instant now, Actions& out);
+  void on(ConnectionId connection, Session& session, const Unwanted& message, Instant now, Actions& out);
+  void on(ConnectionId connection, Session& session, const Done& message, Instant now, Actions& out);
+  // Tells the peer why and ends the session.
+  void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
+  void end_session(ConnectionId connection, Instant now, Actions& out);
 
-  // kBusy, kAborted or kFull when the registration cannot join the transfer.
+  // producer_transfer.cc
   Result<Transfer*> bind(const TransferId& transfer_id, const RankName& consumer);
   void start(const RegistrationKey& key, Registration& registration, Transfer& transfer, Instant now, Actions& out);
-  void stop(const RegistrationKey& key, Registration& registration, Instant now, Actions& out);
   void fail_registration(const RegistrationKey& key, ErrorCode code, Instant now, Actions& out);
-  void settle(const RegistrationKey& key, Registration& registration, Instant now, Actions& out);
-  void end(const RegistrationKey& key, Registration& registration, Instant now, Actions& out);
+  void stop_posting(const RegistrationKey& key, Registration& registration, Instant now);
+  void settle(const RegistrationKey& key, Instant now, Actions& out);
+  void end_registration(const RegistrationKey& key, bool delivered, Instant now, Actions& out);
   void rank_ended(const TransferId& transfer_id, std::uint32_t rank, Instant now, Actions& out);
+  void end_request(const TransferId& transfer_id, ErrorCode code, Instant now, Actions& out);
   void settle_transfer(const TransferId& transfer_id, Instant now, Actions& out);
-  void end_send(Transfer& transfer, std::optional<ErrorCode> error, Instant now, Actions& out);
-  void answer(const RegistrationKey& key, Message message, Actions& out);
-  Session* ready_session(ConnectionId connection);
+  void close_transfer(const TransferId& transfer_id, ErrorCode told, Instant now);
+  // Keeps the outcome of a registration until Done.
+  void keep(const RegistrationKey& key, const Message& outcome);
+  // Sends to the consumer rank's newest session, if it has one.
+  void answer(const RegistrationKey& key, const Message& message, Actions& out);
+  void cut(Peer peer, Actions& out);
 
   const RankName self_;
   const RankLayout layout_;
@@ -220,11 +221,14 @@ class Producer {
   std::map<ConsumerKey, ConsumerRank> consumers_;
   std::map<RegistrationKey, Registration> registrations_;
   std::unordered_map<TransferId, Transfer> transfers_;
-  std::unordered_map<RequestId, TransferId> requests_;  // held
-  std::deque<RegistrationKey> posting_;                 // registrations with something left to post, in turn
-  std::unordered_map<WriteToken, PostedWrite> posted_;
+  std::unordered_map<RequestId, TransferId> requests_;  // whose blocks are held
+  // What registrants hear of transfers that are over; at most kRequestsMax, any of them gives way to a new one.
+  std::unordered_map<TransferId, ErrorCode> closed_;
+  Turns turns_;
+  std::set<Peer> closing_;  // their sessions are gone, their last batches are in flight
+  std::unordered_map<WriteToken, PostedBatch> posted_;
   std::vector<Copy> batch_;
-  WriteToken token_next_{1};
+  WriteToken token_last_;
   Deadlines<DeadlineKey> deadlines_;
   bool draining_ = false;
   ProducerCounters counters_;

@@ -1,0 +1,197 @@
+#include "kvpush/protocol/consumer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kvpush/base/limits.h"
+#include "kvpush/base/overloaded.h"
+
+namespace kvpush {
+
+namespace {
+
+PairPlan plan_onto_itself(const RankLayout& layout) {
+  Assignment shares;
+  for (std::uint32_t plane = 0; plane < layout.planes.size(); ++plane) {
+    shares.push_back(
+        {.producer_plane = plane, .consumer_plane = plane, .head_count = layout.planes[plane].heads.count});
+  }
+  return PairPlan::make(layout, layout, shares);
+}
+
+}  // namespace
+
+Consumer::Consumer(RankName self, RankLayout layout, std::vector<TransportView> transports, ProtocolOptions options,
+                   Random random)
+    : self_(std::move(self)),
+      layout_(std::move(layout)),
+      transports_(std::move(transports)),
+      options_(std::move(options)),
+      own_plan_(plan_onto_itself(layout_)),
+      random_(random) {}
+
+Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
+  if (draining_) return fail(ErrorCode::kStopped, "the agent is draining");
+  if (requests_.size() >= kRequestsMax) return fail(ErrorCode::kFull, "too many requests wait for their KV");
+  if (requests_.contains(command.request)) return fail(ErrorCode::kBusy, "a request of that name waits already");
+  if (command.transfer_id.empty() || command.transfer_id.size() > kTransferIdBytesMax) {
+    return fail(ErrorCode::kBadParams, "a transfer id has 1 to 128 bytes");
+  }
+  if (const auto bytes = own_plan_.bytes_expected(command.tokens, command.tables); !bytes) {
+    return std::unexpected(bytes.error());
+  }
+  if (!links_.contains(command.producer) && links_.size() >= kSessionsMax) {
+    return fail(ErrorCode::kFull, "links to too many producer engines");
+  }
+  ++counters_.receives;
+  Request& request = requests_[command.request];
+  request.receive = command;
+  request.times.received = now;
+  Link& link = open_link(command.producer, now, out);
+  link.requests.insert(command.request);
+  if (link.refused || link.draining) {
+    fail_request(command.request, link.refused.value_or(ErrorCode::kStopped), now, out);
+    return {};
+  }
+  deadlines_.set({.kind = Kind::kReceive, .request = command.request}, now + options_.receive_timeout);
+  if (link.state == LinkState::kReady) {
+    register_request(link, command.request, now, out);
+  } else {
+    deadlines_.set({.kind = Kind::kPending, .request = command.request}, now + options_.session_limit);
+  }
+  return {};
+}
+
+void Consumer::on(const Abandon& command, Instant now, Actions& out) {
+  if (requests_.contains(command.request)) fail_request(command.request, ErrorCode::kAborted, now, out);
+}
+
+void Consumer::on(const Decline& command, Instant now, Actions& out) {
+  if (draining_ || (!links_.contains(command.producer) && links_.size() >= kSessionsMax)) return;
+  ++counters_.declines;
+  Link& link = open_link(command.producer, now, out);
+  if (link.state == LinkState::kReady) {
+    for (const Session& session : link.sessions) {
+      out.push_back(SendMessage{*session.connection, Unwanted{command.transfer_id}});
+    }
+  } else if (link.state != LinkState::kWaiting && link.declines.size() < kRequestsMax) {
+    link.declines.push_back(command.transfer_id);
+  }
+}
+
+void Consumer::on(ConnectionId connection, const Message& message, Instant now, Actions& out) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  const RankOfLink at = found->second;
+  std::visit(Overloaded{[&](const Welcome& m) { on(at, m, now, out); },    //
+                        [&](const Assigned& m) { on(at, m, now, out); },   //
+                        [&](const Refused& m) { on(at, m, now, out); },    //
+                        [&](const Writing& m) { on(at, m); },              //
+                        [&](const Delivered& m) { on(at, m, now, out); },  //
+                        [&](const Failed& m) { on(at, m, now, out); },     //
+                        [&](const Quiet& m) { on(at, m, now, out); },      //
+                        [&](const Revoked& m) { on(at, m, now, out); },    //
+                        [&](const Goodbye&) { links_.at(at.directory).draining = true; },
+                        [&](const auto&) {
+                          refuse(at, ErrorCode::kBadMessage, "a message that only consumers send", false, now, out);
+                        }},
+             message);
+}
+
+void Consumer::on_closed(ConnectionId connection, Instant now, Actions& out) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  const RankOfLink at = found->second;
+  connections_.erase(found);
+  links_.at(at.directory).sessions[at.rank].connection.reset();
+  end_link(at.directory, {ErrorCode::kPeerLost, "the control connection ended"}, false, now, out);
+}
+
+void Consumer::on_peer_lost(Peer peer, bool writer_gone, Instant now, Actions& out) {
+  if (writer_gone) {
+    std::vector<std::pair<RequestId, std::uint32_t>> ended;
+    for (auto& [id, request] : requests_) {
+      for (std::uint32_t rank = 0; rank < request.parts.size(); ++rank) {
+        Part& part = request.parts[rank];
+        if (part.peer != peer || !registrations_.contains(part.number)) continue;
+        part.state = PartState::kQuiescent;
+        ended.emplace_back(id, rank);
+      }
+    }
+    for (const auto& [id, rank] : ended) {
+      fail_request(id, ErrorCode::kPeerLost, now, out);
+      settle(id, rank, PartState::kQuiescent, now, out);
+    }
+  }
+  for (const auto& [directory, link] : links_) {
+    const auto uses = [&](const Session& session) { return session.peer == peer; };
+    if (std::ranges::none_of(link.sessions, uses)) continue;
+    end_link(Endpoint(directory), {ErrorCode::kPeerLost, "the data endpoint failed"}, false, now, out);
+    return;
+  }
+}
+
+void Consumer::tick(Instant now, Actions& out) {
+  for (const DeadlineKey& due : deadlines_.take_due(now)) {
+    switch (due.kind) {
+      case Kind::kStart:
+        end_link(due.directory, {ErrorCode::kTimeout, "the sessions were not ready in time"}, false, now, out);
+        break;
+      case Kind::kRetry: {
+        const auto link = links_.find(due.directory);
+        if (link == links_.end()) break;
+        if (link->second.requests.empty()) {
+          links_.erase(link);
+        } else {
+          resolve(due.directory, link->second, now, out);
+        }
+        break;
+      }
+      case Kind::kPending:
+      case Kind::kReceive:
+        if (requests_.contains(due.request)) fail_request(due.request, ErrorCode::kTimeout, now, out);
+        break;
+      case Kind::kProof: {
+        const auto request = requests_.find(due.request);
+        if (request == requests_.end()) break;
+        end_link(Endpoint(request->second.receive.producer),
+                 {ErrorCode::kTimeout, "the producer does not say that its writes have ended"}, false, now, out);
+        break;
+      }
+    }
+  }
+}
+
+void Consumer::drain(Instant now, Actions& out) {
+  draining_ = true;
+  for (const auto& [connection, at] : connections_) {
+    if (links_.at(at.directory).state == LinkState::kReady) out.push_back(SendMessage{connection, Goodbye{}});
+  }
+  std::vector<RequestId> waiting;
+  for (const auto& [id, request] : requests_) waiting.push_back(id);
+  for (const RequestId& id : waiting) fail_request(id, ErrorCode::kStopped, now, out);
+}
+
+ConsumerGauges Consumer::gauges() const {
+  ConsumerGauges gauges{.engines = links_.size(), .requests = requests_.size()};
+  for (const auto& [directory, link] : links_) {
+    if (link.state == LinkState::kReady) gauges.sessions_ready += link.sessions.size();
+  }
+  for (const Waiting& request : waiting()) gauges.quarantined += request.quarantined ? 1 : 0;
+  return gauges;
+}
+
+std::vector<Consumer::Waiting> Consumer::waiting() const {
+  std::vector<Waiting> waiting;
+  waiting.reserve(requests_.size());
+  for (const auto& [id, request] : requests_) {
+    const Receive& receive = request.receive;
+    const auto is_open = [](const Part& part) { return part.state == PartState::kOpen; };
+    waiting.push_back({id, receive.transfer_id, receive.producer, receive.tokens.end - receive.tokens.first,
+                       request.times.received, !request.parts.empty(), request.writing,
+                       std::ranges::any_of(request.parts, is_open)});
+  }
+  return waiting;
+}
+
+}  // namespace kvpush

@@ -1,0 +1,286 @@
+// Consumer: sessions to the ranks of a producer engine.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "kvpush/base/limits.h"
+#include "kvpush/protocol/consumer.h"
+
+namespace kvpush {
+
+namespace {
+
+std::vector<TransportOffer> offers(const std::vector<TransportView>& transports) {
+  std::vector<TransportOffer> offers;
+  for (const TransportView& transport : transports) offers.push_back({transport.name, transport.address});
+  return offers;
+}
+
+// Whether trying again soon would end the same way.
+bool is_lasting(ErrorCode code) {
+  return code == ErrorCode::kVersionMismatch || code == ErrorCode::kLayoutMismatch || code == ErrorCode::kUnavailable ||
+         code == ErrorCode::kStopped;
+}
+
+}  // namespace
+
+Consumer::Link& Consumer::open_link(const Endpoint& directory, Instant now, Actions& out) {
+  const auto [link, is_new] = links_.try_emplace(directory);
+  if (is_new) resolve(directory, link->second, now, out);
+  return link->second;
+}
+
+void Consumer::resolve(const Endpoint& directory, Link& link, Instant now, Actions& out) {
+  link.state = LinkState::kResolving;
+  link.refused.reset();
+  deadlines_.set({.kind = Kind::kStart, .directory = directory}, now + options_.session_limit);
+  out.push_back(ResolveEngine{directory});
+}
+
+void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngine>& engine, Instant now, Actions& out) {
+  const auto found = links_.find(directory);
+  if (found == links_.end() || found->second.state != LinkState::kResolving) return;
+  Link& link = found->second;
+  if (!engine) {
+    ++counters_.resolves_failed;
+    return end_link(directory, engine.error(), false, now, out);
+  }
+  if (engine->ranks.empty() || engine->ranks.size() > kRanksMax) {
+    return end_link(directory, {ErrorCode::kBadMessage, "its directory names no ranks, or too many"}, true, now, out);
+  }
+  if (engine->incarnation == link.engine.incarnation && engine->ranks.size() != link.unproven.size()) {
+    return end_link(directory, {ErrorCode::kBadMessage, "its directory changed the number of ranks"}, true, now, out);
+  }
+  if (engine->incarnation != link.engine.incarnation) {
+    for (const RequestId& id : link.requests) {
+      Request& request = requests_.at(id);
+      if (!request.parts.empty()) request.failure = ErrorCode::kPeerRestarted;
+    }
+    link.unproven.clear();
+  }
+  link.engine = *engine;
+  link.state = LinkState::kStarting;
+  link.unproven.resize(engine->ranks.size());
+  link.sessions = std::vector<Session>(engine->ranks.size());
+  for (std::uint32_t rank = 0; rank < engine->ranks.size(); ++rank) {
+    out.push_back(Dial{directory, rank, engine->ranks[rank]});
+  }
+}
+
+void Consumer::on_dialled(const Endpoint& directory, std::uint32_t rank, ConnectionId connection) {
+  links_.at(directory).sessions[rank].connection = connection;
+  connections_.emplace(connection, RankOfLink{directory, rank});
+}
+
+void Consumer::on_connected(ConnectionId connection, Instant, Actions& out) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  links_.at(found->second.directory).sessions[found->second.rank].state = SessionState::kGreeting;
+  ++session_last_.value;
+  out.push_back(SendMessage{connection, Hello{kProtocolVersion, self_, session_last_, layout_, offers(transports_)}});
+}
+
+void Consumer::on(const RankOfLink& at, const Welcome& message, Instant now, Actions& out) {
+  Link& link = links_.at(at.directory);
+  Session& session = link.sessions[at.rank];
+  if (session.state != SessionState::kGreeting) {
+    return refuse(at, ErrorCode::kBadMessage, "Welcome came without Hello before it", false, now, out);
+  }
+  if (message.version != kProtocolVersion) {
+    return refuse(
+        at, ErrorCode::kVersionMismatch,
+        fmt::format("the producer speaks protocol version {}, the consumer {}", message.version, kProtocolVersion),
+        true, now, out);
+  }
+  if (message.from.incarnation != link.engine.incarnation || message.from.rank != at.rank ||
+      message.from.rank_count != link.sessions.size()) {
+    return refuse(at, ErrorCode::kUnavailable, "the directory names another engine or rank at this address", false, now,
+                  out);
+  }
+  if (const Result<void> valid = validate(message.layout); !valid) {
+    return refuse(at, valid.error().code, valid.error().what, true, now, out);
+  }
+  session.welcome = message;
+  session.state = SessionState::kWelcomed;
+  const auto is_welcomed = [](const Session& other) { return other.state == SessionState::kWelcomed; };
+  if (std::ranges::all_of(link.sessions, is_welcomed)) assign_ranks(at.directory, link, now, out);
+}
+
+void Consumer::assign_ranks(const Endpoint& directory, Link& link, Instant now, Actions& out) {
+  std::vector<RankLayout> layouts;
+  for (const Session& session : link.sessions) layouts.push_back(session.welcome.layout);
+  const auto assignments = assign(layout_, self_.rank, layouts);
+  if (!assignments) {
+    return refuse({directory, 0}, ErrorCode::kLayoutMismatch, assignments.error().text, true, now, out);
+  }
+  const auto ranks = static_cast<std::uint32_t>(link.sessions.size());
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    Session& session = link.sessions[rank];
+    session.shares = (*assignments)[rank];
+    session.plan = PairPlan::make(layouts[rank], layout_, session.shares);
+    session.state = SessionState::kAssigning;
+  }
+  for (std::uint32_t rank = 0; rank < ranks && link.state == LinkState::kStarting; ++rank) {
+    connect_peer({directory, rank}, 0, now, out);
+  }
+}
+
+void Consumer::connect_peer(const RankOfLink& at, std::uint32_t first, Instant now, Actions& out) {
+  Session& session = links_.at(at.directory).sessions[at.rank];
+  for (std::uint32_t transport = first; transport < transports_.size(); ++transport) {
+    const auto by_name = [&](const TransportOffer& offer) { return offer.name == transports_[transport].name; };
+    const auto offer = std::ranges::find_if(session.welcome.transports, by_name);
+    if (offer == session.welcome.transports.end()) continue;
+    session.transport = transport;
+    out.push_back(ConnectPeer{*session.connection, transport, offer->address});
+    return;
+  }
+  std::vector<std::string_view> ours;
+  std::vector<std::string_view> theirs;
+  for (const TransportView& transport : transports_) ours.push_back(transport.name);
+  for (const TransportOffer& offer : session.welcome.transports) theirs.push_back(offer.name);
+  refuse(at, ErrorCode::kUnavailable,
+         fmt::format("no transport reaches the other side: the consumer has [{}], the producer [{}]",
+                     fmt::join(ours, " "), fmt::join(theirs, " ")),
+         true, now, out);
+}
+
+void Consumer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) {
+    if (peer) out.push_back(DisconnectPeer{*peer});
+    return;
+  }
+  const RankOfLink at = found->second;
+  Session& session = links_.at(at.directory).sessions[at.rank];
+  if (!peer) {
+    out.push_back(Note{fmt::format("producer {} cannot be reached over {}: {}", session.welcome.from.engine_id,
+                                   transports_[session.transport].name, peer.error().what)});
+    return connect_peer(at, session.transport + 1, now, out);
+  }
+  session.peer = *peer;
+  out.push_back(SendMessage{connection, Assign{session.shares, transports_[session.transport].name}});
+}
+
+void Consumer::on(const RankOfLink& at, const Refused& message, Instant now, Actions& out) {
+  Session& session = links_.at(at.directory).sessions[at.rank];
+  if (session.state == SessionState::kAssigning && session.peer && message.code == ErrorCode::kUnavailable) {
+    out.push_back(Note{fmt::format("producer {} cannot use {}: {}", session.welcome.from.engine_id,
+                                   transports_[session.transport].name, message.text)});
+    out.push_back(DisconnectPeer{*std::exchange(session.peer, std::nullopt)});
+    return connect_peer(at, session.transport + 1, now, out);
+  }
+  out.push_back(Note{fmt::format("producer engine at {} refused: {}", to_string(at.directory), message.text)});
+  end_link(at.directory, {message.code, "the producer refused the session"}, is_lasting(message.code), now, out);
+}
+
+void Consumer::on(const RankOfLink& at, const Assigned&, Instant now, Actions& out) {
+  Link& link = links_.at(at.directory);
+  Session& session = link.sessions[at.rank];
+  if (session.state != SessionState::kAssigning || !session.peer) {
+    return refuse(at, ErrorCode::kBadMessage, "Assigned came without Assign before it", false, now, out);
+  }
+  session.state = SessionState::kReady;
+  ++counters_.sessions_started;
+  const auto is_ready = [](const Session& other) { return other.state == SessionState::kReady; };
+  if (std::ranges::all_of(link.sessions, is_ready)) on_link_ready(at.directory, link, now, out);
+}
+
+void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out) {
+  link.state = LinkState::kReady;
+  link.backoff = {};
+  deadlines_.clear({.kind = Kind::kStart, .directory = directory});
+  out.push_back(
+      Note{fmt::format("producer {} at {}: {} session(s) ready over {}", link.engine.engine_id, to_string(directory),
+                       link.sessions.size(), transports_[link.sessions.front().transport].name)});
+  for (const TransferId& transfer_id : std::exchange(link.declines, {})) {
+    for (const Session& session : link.sessions) {
+      out.push_back(SendMessage{*session.connection, Unwanted{transfer_id}});
+    }
+  }
+  const std::set<RequestId> requests = link.requests;
+  for (const RequestId& id : requests) {
+    if (requests_.at(id).parts.empty()) {
+      register_request(link, id, now, out);
+    } else {
+      revoke(link, id, now, out);
+    }
+  }
+}
+
+void Consumer::refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now,
+                      Actions& out) {
+  if (code == ErrorCode::kBadMessage) ++counters_.bad_messages;
+  for (const Session& session : links_.at(at.directory).sessions) {
+    if (session.connection) out.push_back(SendMessage{*session.connection, Refused{code, text}});
+  }
+  out.push_back(Note{fmt::format("producer engine at {}, rank {}: {}", to_string(at.directory), at.rank, text)});
+  end_link(at.directory, {code, "the session was refused"}, lasting, now, out);
+}
+
+void Consumer::end_link(const Endpoint& directory, Error why, bool lasting, Instant now, Actions& out) {
+  Link& link = links_.at(directory);
+  if (link.state == LinkState::kWaiting) return;
+  ++(link.state == LinkState::kReady ? counters_.sessions_lost : counters_.sessions_refused);
+  if (link.backoff == Duration{}) {  // the first failure in a row
+    out.push_back(
+        Note{fmt::format("producer engine at {}: {} ({})", to_string(directory), why.what, error_name(why.code))});
+  }
+  const std::vector<Session> sessions = std::exchange(link.sessions, {});
+  link.state = LinkState::kWaiting;
+  link.draining = false;
+  link.declines.clear();
+  if (lasting) link.refused = why.code;
+  deadlines_.clear({.kind = Kind::kStart, .directory = directory});
+  link.backoff = std::clamp(link.backoff * 2, options_.backoff_first, options_.backoff_longest);
+  const auto jitter = static_cast<std::uint64_t>(link.backoff.count() / 2);
+  deadlines_.set({.kind = Kind::kRetry, .directory = directory},
+                 now + link.backoff - Duration{random_.below(jitter + 1)});
+
+  for (const Session& session : sessions) {
+    if (session.connection) {
+      connections_.erase(*session.connection);
+      out.push_back(CloseConnection{*session.connection});
+    }
+    if (session.peer && fences(*session.peer)) out.push_back(DisconnectPeer{*session.peer});
+  }
+  const std::set<RequestId> requests = link.requests;
+  for (const RequestId& id : requests) {
+    Request& request = requests_.at(id);
+    if (request.parts.empty()) {
+      if (lasting) fail_request(id, why.code, now, out);
+      continue;
+    }
+    if (!request.failure) request.failure = why.code;
+    deadlines_.clear({.kind = Kind::kProof, .request = id});
+    const auto parts = static_cast<std::uint32_t>(request.parts.size());
+    for (std::uint32_t rank = 0; rank < parts && requests_.contains(id); ++rank) {
+      Part& part = request.parts[rank];
+      if (!registrations_.contains(part.number)) continue;
+      part.state = PartState::kOpen;
+      if (!fences(part.peer)) continue;
+      ++counters_.fences;
+      settle(id, rank, PartState::kQuiescent, now, out);
+    }
+  }
+  for (const Session& session : sessions) {
+    if (!session.peer || fences(*session.peer)) continue;
+    if (is_needed(*session.peer)) {
+      watched_.insert(*session.peer);
+    } else {
+      out.push_back(DisconnectPeer{*session.peer});
+    }
+  }
+}
+
+bool Consumer::is_needed(Peer peer) const {
+  return std::ranges::any_of(registrations_, [&](const auto& entry) {
+    const std::vector<Part>& parts = requests_.at(entry.second).parts;
+    return std::ranges::any_of(parts,
+                               [&](const Part& part) { return part.number == entry.first && part.peer == peer; });
+  });
+}
+
+}  // namespace kvpush

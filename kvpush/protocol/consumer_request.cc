@@ -1,0 +1,156 @@
+// Consumer: requests and their registrations.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvpush/base/check.h"
+#include "kvpush/protocol/consumer.h"
+
+namespace kvpush {
+
+void Consumer::register_request(Link& link, const RequestId& id, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  const Receive& receive = request.receive;
+  deadlines_.clear({.kind = Kind::kPending, .request = id});
+  request.incarnation = link.engine.incarnation;
+  request.times.registered = now;
+  for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) {
+    const Session& session = link.sessions[rank];
+    const Result<std::uint64_t> bytes = session.plan->bytes_expected(receive.tokens, receive.tables);
+    KVPUSH_CHECK(bytes.has_value(), "tables that fit all planes fit those of one producer rank");
+    ++registration_last_.value;
+    ++counters_.registrations;
+    registrations_.emplace(registration_last_, id);
+    link.unproven[rank].insert(registration_last_);
+    request.parts.push_back({PartState::kRegistered, registration_last_, *session.peer, *bytes});
+    out.push_back(SendMessage{*session.connection,
+                              Register{registration_last_, receive.transfer_id, receive.tokens, receive.tables}});
+  }
+}
+
+void Consumer::fail_request(const RequestId& id, ErrorCode code, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  if (!request.failure) request.failure = code;
+  if (request.parts.empty()) return end_if_settled(id, now, out);
+  revoke(links_.at(request.receive.producer), id, now, out);
+}
+
+void Consumer::revoke(Link& link, const RequestId& id, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  if (link.state != LinkState::kReady || link.engine.incarnation != request.incarnation) return;
+  for (std::uint32_t rank = 0; rank < request.parts.size(); ++rank) {
+    Part& part = request.parts[rank];
+    if (part.state != PartState::kRegistered && part.state != PartState::kOpen) continue;
+    part.state = PartState::kRevoking;
+    ++counters_.revokes;
+    out.push_back(SendMessage{*link.sessions[rank].connection, Revoke{part.number}});
+    // The producer needs drain_limit at most; as much again for the way.
+    deadlines_.set({.kind = Kind::kProof, .request = id}, now + 2 * options_.drain_limit);
+  }
+}
+
+void Consumer::on(const RankOfLink& at, const Writing& message) {
+  if (const std::optional<RequestId> id = find(at, message.registration)) requests_.at(*id).writing = true;
+}
+
+void Consumer::on(const RankOfLink& at, const Delivered& message, Instant now, Actions& out) {
+  const std::optional<RequestId> id = find(at, message.registration);
+  if (!id) return;
+  Request& request = requests_.at(*id);
+  const std::uint64_t expected = request.parts[at.rank].bytes;
+  if (message.bytes != expected) {
+    return refuse(at, ErrorCode::kBadMessage,
+                  fmt::format("transfer {}: {} bytes were delivered instead of {}", request.receive.transfer_id,
+                              message.bytes, expected),
+                  false, now, out);
+  }
+  request.times.producer = message.times;
+  counters_.bytes_received += message.bytes;
+  settle(*id, at.rank, PartState::kDelivered, now, out);
+}
+
+void Consumer::on(const RankOfLink& at, const Failed& message, Instant now, Actions& out) {
+  const std::optional<RequestId> id = find(at, message.registration);
+  if (!id) return;
+  Part& part = requests_.at(*id).parts[at.rank];
+  if (message.quiescent) {
+    part.state = PartState::kQuiescent;
+    fail_request(*id, message.code, now, out);
+    return settle(*id, at.rank, PartState::kQuiescent, now, out);
+  }
+  part.state = PartState::kRevoking;
+  deadlines_.set({.kind = Kind::kProof, .request = *id}, now + 2 * options_.drain_limit);
+  fail_request(*id, message.code, now, out);
+}
+
+void Consumer::on(const RankOfLink& at, const Quiet& message, Instant now, Actions& out) {
+  if (const std::optional<RequestId> id = find(at, message.registration)) {
+    settle(*id, at.rank, PartState::kQuiescent, now, out);
+  }
+}
+
+void Consumer::on(const RankOfLink& at, const Revoked& message, Instant now, Actions& out) {
+  if (const std::optional<RequestId> id = find(at, message.registration)) {
+    settle(*id, at.rank, PartState::kQuiescent, now, out);
+  }
+}
+
+void Consumer::settle(const RequestId& id, std::uint32_t rank, PartState state, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  Part& part = request.parts[rank];
+  part.state = state;
+  registrations_.erase(part.number);
+  Link& link = links_.at(request.receive.producer);
+  if (link.engine.incarnation == request.incarnation) {
+    std::set<RegistrationNumber>& unproven = link.unproven[rank];
+    unproven.erase(part.number);
+    const RegistrationNumber up_to =
+        unproven.empty() ? registration_last_ : RegistrationNumber{unproven.begin()->value - 1};
+    if (link.state == LinkState::kReady && link.sessions[rank].done < up_to) {
+      link.sessions[rank].done = up_to;
+      out.push_back(SendMessage{*link.sessions[rank].connection, Done{up_to}});
+    }
+  }
+  if (watched_.contains(part.peer) && !is_needed(part.peer)) {
+    watched_.erase(part.peer);
+    out.push_back(DisconnectPeer{part.peer});
+  }
+  end_if_settled(id, now, out);
+}
+
+void Consumer::end_if_settled(const RequestId& id, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  std::uint64_t bytes = 0;
+  bool is_delivered = !request.parts.empty();
+  for (const Part& part : request.parts) {
+    if (registrations_.contains(part.number)) return;
+    is_delivered = is_delivered && part.state == PartState::kDelivered;
+    if (part.state == PartState::kDelivered) bytes += part.bytes;
+  }
+  KVPUSH_CHECK(is_delivered || request.failure, "a request that is not delivered has a reason");
+  if (!is_delivered) ++counters_.receives_failed;
+  request.times.ended = now;
+  const Receive& receive = request.receive;
+  out.push_back(TellEngine{ReceiveEnded{id, receive.transfer_id, is_delivered ? std::nullopt : request.failure, bytes,
+                                        receive.tokens.end - receive.tokens.first, receive.producer, request.times}});
+  for (const Kind kind : {Kind::kPending, Kind::kReceive, Kind::kProof}) {
+    deadlines_.clear({.kind = kind, .request = id});
+  }
+  links_.at(receive.producer).requests.erase(id);
+  requests_.erase(id);
+}
+
+std::optional<RequestId> Consumer::find(const RankOfLink& at, RegistrationNumber number) {
+  const auto found = registrations_.find(number);
+  if (found != registrations_.end()) {
+    const Request& request = requests_.at(found->second);
+    const bool is_of_rank = request.receive.producer == at.directory && at.rank < request.parts.size() &&
+                            request.parts[at.rank].number == number;
+    if (is_of_rank) return found->second;
+  }
+  ++counters_.late_messages;
+  return std::nullopt;
+}
+
+}  // namespace kvpush

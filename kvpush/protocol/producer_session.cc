@@ -1,0 +1,227 @@
+// Producer: what peers say.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "kvpush/base/limits.h"
+#include "kvpush/protocol/producer.h"
+
+namespace kvpush {
+
+namespace {
+
+std::string describe(const RankName& name) {
+  return fmt::format("{} (incarnation {:016x}, rank {})", name.engine_id, name.incarnation.value, name.rank);
+}
+
+std::vector<TransportOffer> offers(const std::vector<TransportView>& transports) {
+  std::vector<TransportOffer> offers;
+  for (const TransportView& transport : transports) offers.push_back({transport.name, transport.address});
+  return offers;
+}
+
+}  // namespace
+
+void Producer::on(ConnectionId connection, Session& session, const Hello& hello, Instant now, Actions& out) {
+  if (session.state != SessionState::kNew) {
+    return refuse(connection, ErrorCode::kBadMessage, "Hello came twice", now, out);
+  }
+  session.hello.from = hello.from;
+  if (hello.version != kProtocolVersion) {
+    return refuse(
+        connection, ErrorCode::kVersionMismatch,
+        fmt::format("the consumer speaks protocol version {}, the producer {}", hello.version, kProtocolVersion), now,
+        out);
+  }
+  if (draining_) return refuse(connection, ErrorCode::kStopped, "the producer is draining", now, out);
+  if (const Result<void> valid = validate(hello.layout); !valid) {
+    return refuse(connection, valid.error().code, valid.error().what, now, out);
+  }
+  const ConsumerKey key{hello.from.incarnation, hello.from.rank};
+  const auto known = consumers_.find(key);
+  if (known == consumers_.end() && consumers_.size() >= kSessionsMax) {
+    return refuse(connection, ErrorCode::kFull, "the producer knows too many consumers", now, out);
+  }
+  if (known != consumers_.end() && hello.session <= known->second.session) {
+    return refuse(connection, ErrorCode::kStaleSession,
+                  fmt::format("session {} is not newer than {}", hello.session.value, known->second.session.value), now,
+                  out);
+  }
+  if (known != consumers_.end() && known->second.connection) {
+    const ConnectionId older = *known->second.connection;
+    out.push_back(CloseConnection{older});
+    end_session(older, now, out);
+  }
+  ConsumerRank& consumer = consumers_[key];
+  consumer.session = hello.session;
+  consumer.connection = connection;
+  deadlines_.clear({.kind = Kind::kOutcomes, .registration = {key, {}}});
+
+  session.hello = hello;
+  session.state = SessionState::kWelcomed;
+  out.push_back(SendMessage{connection, Welcome{kProtocolVersion, self_, layout_, offers(transports_)}});
+}
+
+void Producer::on(ConnectionId connection, Session& session, const Assign& assign, Instant now, Actions& out) {
+  if (session.state != SessionState::kWelcomed) {
+    return refuse(connection, ErrorCode::kBadMessage, "Assign came without Welcome before it", now, out);
+  }
+  const auto by_name = [&](const auto& transport) { return transport.name == assign.transport; };
+  const auto ours = std::ranges::find_if(transports_, by_name);
+  const auto theirs = std::ranges::find_if(session.hello.transports, by_name);
+  if (ours == transports_.end() || theirs == session.hello.transports.end()) {
+    out.push_back(SendMessage{connection, Refused{ErrorCode::kUnavailable, "both sides need " + assign.transport}});
+    return;
+  }
+  if (const Result<void> valid = validate(assign.shares, layout_, session.hello.layout); !valid) {
+    return refuse(connection, valid.error().code, valid.error().what, now, out);
+  }
+  session.plan = PairPlan::make(layout_, session.hello.layout, assign.shares);
+  session.transport = static_cast<std::uint32_t>(ours - transports_.begin());
+  session.state = SessionState::kConnecting;
+  out.push_back(ConnectPeer{connection, session.transport, theirs->address});
+}
+
+void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out) {
+  const auto found = sessions_.find(connection);
+  if (found == sessions_.end() || found->second.state != SessionState::kConnecting) {
+    if (peer) out.push_back(DisconnectPeer{*peer});
+    return;
+  }
+  Session& session = found->second;
+  if (!peer && peer.error().code == ErrorCode::kUnavailable) {
+    session.state = SessionState::kWelcomed;  // the consumer may name another transport
+    out.push_back(SendMessage{connection, Refused{peer.error().code, peer.error().what}});
+    return;
+  }
+  if (!peer) return refuse(connection, peer.error().code, peer.error().what, now, out);
+  session.peer = *peer;
+  session.state = SessionState::kReady;
+  turns_.open(*peer);
+  ++counters_.sessions_started;
+  deadlines_.clear({.kind = Kind::kSessionStart, .connection = connection});
+  out.push_back(SendMessage{connection, Assigned{}});
+  out.push_back(Note{fmt::format("consumer {} has a session over {}", describe(session.hello.from),
+                                 transports_[session.transport].name)});
+}
+
+void Producer::on(ConnectionId connection, Session& session, const Register& message, Instant now, Actions& out) {
+  const RegistrationKey key{{session.hello.from.incarnation, session.hello.from.rank}, message.registration};
+  if (session.state != SessionState::kReady) {
+    return refuse(connection, ErrorCode::kBadMessage, "Register came before the session was ready", now, out);
+  }
+  ConsumerRank& consumer = consumers_.at(key.consumer);
+  if (key.number <= consumer.registration_last) {
+    return refuse(connection, ErrorCode::kBadMessage, "a registration number was used again", now, out);
+  }
+  if (consumer.outcomes.size() >= kRegistrationsMax) {
+    return refuse(connection, ErrorCode::kFull, "outcomes pile up: the consumer does not send Done", now, out);
+  }
+  consumer.registration_last = key.number;
+  ++counters_.registrations;
+
+  const auto refuse_registration = [&](ErrorCode code) {
+    ++counters_.registrations_failed;
+    keep(key, Failed{key.number, code, true});
+    answer(key, Failed{key.number, code, true}, out);
+  };
+  if (draining_) return refuse_registration(ErrorCode::kStopped);
+  if (registrations_.size() >= kRegistrationsMax) return refuse_registration(ErrorCode::kFull);
+  const Result<std::uint64_t> bytes = session.plan->bytes_expected(message.tokens, message.tables);
+  if (!bytes) return refuse_registration(bytes.error().code);
+  const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
+  if (!transfer) return refuse_registration(transfer.error().code);
+
+  Registration& registration = registrations_[key];
+  registration.connection = connection;
+  registration.peer = *session.peer;
+  registration.transfer_id = message.transfer_id;
+  registration.tokens = message.tokens;
+  registration.tables = message.tables;
+  registration.bytes = *bytes;
+  (*transfer)->registrations.insert(key);
+  (*transfer)->ranks_ended.erase(key.consumer.rank);
+  deadlines_.set({.kind = Kind::kMatch, .registration = key}, now + options_.match_timeout);
+  if ((*transfer)->send) start(key, registration, **transfer, now, out);
+  settle_transfer(message.transfer_id, now, out);
+}
+
+void Producer::on(ConnectionId connection, Session& session, const Revoke& message, Instant now, Actions& out) {
+  if (session.state != SessionState::kReady) {
+    return refuse(connection, ErrorCode::kBadMessage, "Revoke came before the session was ready", now, out);
+  }
+  const RegistrationKey key{{session.hello.from.incarnation, session.hello.from.rank}, message.registration};
+  const auto live = registrations_.find(key);
+  if (live != registrations_.end()) {
+    live->second.revoked = true;
+    stop_posting(key, live->second, now);
+    return settle(key, now, out);
+  }
+  const ConsumerRank& consumer = consumers_.at(key.consumer);
+  const auto outcome = consumer.outcomes.find(key.number);
+  if (outcome != consumer.outcomes.end()) out.push_back(SendMessage{connection, outcome->second});
+  out.push_back(SendMessage{connection, Revoked{key.number}});
+}
+
+void Producer::on(ConnectionId connection, Session& session, const Unwanted& message, Instant now, Actions& out) {
+  if (session.state != SessionState::kReady) {
+    return refuse(connection, ErrorCode::kBadMessage, "Unwanted came before the session was ready", now, out);
+  }
+  ++counters_.unwanted;
+  const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
+  if (!transfer) return;  // over, or another engine's: then this rank has no say in it
+  rank_ended(message.transfer_id, session.hello.from.rank, now, out);
+}
+
+void Producer::on(ConnectionId connection, Session& session, const Done& message, Instant now, Actions& out) {
+  if (session.state != SessionState::kReady) {
+    return refuse(connection, ErrorCode::kBadMessage, "Done came before the session was ready", now, out);
+  }
+  auto& outcomes = consumers_.at({session.hello.from.incarnation, session.hello.from.rank}).outcomes;
+  outcomes.erase(outcomes.begin(), outcomes.upper_bound(message.up_to));
+}
+
+void Producer::refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out) {
+  const auto found = sessions_.find(connection);
+  if (found == sessions_.end()) return;
+  if (found->second.state == SessionState::kReady) {
+    ++counters_.sessions_lost;
+  } else {
+    ++counters_.sessions_refused;
+  }
+  if (code == ErrorCode::kBadMessage) ++counters_.bad_messages;
+  out.push_back(Note{fmt::format("consumer {} refused: {}", describe(found->second.hello.from), text)});
+  out.push_back(SendMessage{connection, Refused{code, std::move(text)}});
+  out.push_back(CloseConnection{connection});
+  end_session(connection, now, out);
+}
+
+void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
+  const auto found = sessions_.find(connection);
+  if (found == sessions_.end()) return;
+  const Session session = std::move(found->second);
+  sessions_.erase(found);
+  deadlines_.clear({.kind = Kind::kSessionStart, .connection = connection});
+  const ConsumerKey key{session.hello.from.incarnation, session.hello.from.rank};
+  const auto consumer = consumers_.find(key);
+  if (consumer != consumers_.end() && consumer->second.connection == connection) {
+    consumer->second.connection.reset();
+    deadlines_.set({.kind = Kind::kOutcomes, .registration = {key, {}}}, now + options_.outcome_timeout);
+  }
+  if (!session.peer) return;
+
+  turns_.close(*session.peer);
+  std::vector<RegistrationKey> ours;
+  for (auto it = registrations_.lower_bound({key, {}}); it != registrations_.end() && it->first.consumer == key; ++it) {
+    if (it->second.connection == connection) ours.push_back(it->first);
+  }
+  for (const RegistrationKey& registration : ours) fail_registration(registration, ErrorCode::kPeerLost, now, out);
+  if (turns_.knows(*session.peer)) {
+    closing_.insert(*session.peer);
+  } else {
+    out.push_back(DisconnectPeer{*session.peer});
+  }
+}
+
+}  // namespace kvpush
