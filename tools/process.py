@@ -1,0 +1,159 @@
+"""Child processes that leave nothing behind: setup, check, the demo and the tests start theirs through this.
+
+A child has a process group of its own and a log file. It is killed when the thread that started it ends
+(`PR_SET_PDEATHSIG`), and its whole group by `stop()`, or by a guard process if this process is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STOP_LIMIT_S = 10.0  # a vLLM server without requests needs about three
+KILL_LIMIT_S = 5.0
+HEARTBEAT_S = 15.0
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ProcessError(RuntimeError):
+    """A process ended or stayed silent when it should not have; the text holds the end of its log."""
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a log, indented."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return "\n".join("    " + line for line in text.splitlines()[-lines:])
+
+
+class Guard:
+    """Kills the groups that are still on its list when this process has gone without stopping them."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py"))],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # out of the reach of Ctrl-C and of a kill of our group
+            text=True,
+        )
+
+    def add(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        self._child.stdin.close()
+        self._child.wait()
+
+    def _tell(self, line: str) -> None:
+        self._child.stdin.write(line)
+        self._child.stdin.flush()
+
+
+@dataclass
+class Process:
+    """One child process and all that it starts."""
+
+    name: str
+    command: Sequence[str | Path]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    cores: frozenset[int] | None = None
+    append: bool = False
+    child: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Call from a thread that outlives the child."""
+        parent, cores = os.getpid(), self.cores
+
+        def in_child() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # the parent ended before prctl took effect
+                os._exit(1)
+            if cores is not None:
+                os.sched_setaffinity(0, cores)
+
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab" if self.append else "wb") as out:
+            out.write(f"$ {' '.join(map(str, self.command))}\n".encode())
+            out.flush()
+            self.child = subprocess.Popen(
+                [str(word) for word in self.command],
+                cwd=ROOT,
+                env={**os.environ, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=in_child,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.child is not None, f"{self.name} was not started"
+        return self.child.pid
+
+    def ready(self) -> bool:
+        return True
+
+    def running(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+    def check_running(self) -> None:
+        """Raises ProcessError if the process has ended."""
+        assert self.child is not None, f"{self.name} was not started"
+        if not self.running():
+            raise ProcessError(f"{self.name} ended with {self.child.returncode}; {self.log}:\n{tail(self.log, 25)}")
+
+    def wait(self, limit_s: float, heartbeat: Callable[[str], None]) -> int | None:
+        """Returns the exit status, or None when the limit is over. `heartbeat` gets the log's last line at times."""
+        assert self.child is not None, f"{self.name} was not started"
+        deadline = time.monotonic() + limit_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                return self.child.wait(timeout=min(HEARTBEAT_S, left_s))
+            except subprocess.TimeoutExpired:
+                heartbeat(tail(self.log, 1).strip()[:100])
+        return None
+
+    def stop(self) -> None:
+        """Ends the whole process group: asks first, then kills."""
+        if self.child is None:
+            return
+        for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, KILL_LIMIT_S)):
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                break
+            deadline = time.monotonic() + limit_s
+            while self._group_exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        self.child.wait()
+
+    def _group_exists(self) -> bool:
+        self.running()  # reaps it
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def run(process: Process, limit_s: float, heartbeat: Callable[[str], None]) -> int | None:
+    """Runs a process to its end; None when it was stopped at the limit. Nothing of it is left, whatever happens."""
+    process.start()
+    try:
+        return process.wait(limit_s, heartbeat)
+    finally:
+        process.stop()
