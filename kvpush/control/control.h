@@ -1,6 +1,8 @@
 // The control plane: framed messages over TCP, on the agent's io_context.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,6 +11,8 @@
 #include "kvpush/base/endpoint.h"
 #include "kvpush/base/error.h"
 #include "kvpush/base/ids.h"
+#include "kvpush/base/instant.h"
+#include "kvpush/base/limits.h"
 #include "kvpush/wire/message.h"
 
 namespace boost::asio {
@@ -16,6 +20,12 @@ class io_context;
 }
 
 namespace kvpush {
+
+// The kernel repeats a lost first packet after one and three seconds; two tries of this fit session_limit.
+inline constexpr Duration kConnectLimit = std::chrono::seconds{5};
+// Bytes that wait for a peer to read: every registration a consumer can have (kRegistrationsMax, 256 bytes or less of
+// each), or one message of any size while another leaves.
+inline constexpr std::size_t kSendQueueBytesMax = 2 * kFrameBytesMax;
 
 // What the control plane tells its owner; each is called on the agent's thread, never from inside a Control call.
 struct ControlEvents {
@@ -41,15 +51,17 @@ class Control {
 
   // The port that was bound.
   virtual std::uint16_t port() const = 0;
-  // Begins to connect; ends with `connected` or `closed` within kConnectLimit. Numeric addresses and names.
+  // Begins to connect; ends with `connected` or `closed` within kConnectLimit (kTimeout, or kPeerLost when the peer is
+  // not there). Numeric addresses and names.
   virtual ConnectionId connect(const Endpoint& peer) = 0;
-  // Queues a message. A connection whose queue would pass its bound is closed with kFull (the peer does not read).
+  // Queues a message, also before `connected`. A connection whose queue would pass kSendQueueBytesMax is closed with
+  // kFull (the peer does not read), one whose message encode() refuses with kBadMessage.
   // Unknown connections are ignored: the peer may just have gone.
   virtual void send(ConnectionId connection, const Message& message) = 0;
   // Ends a connection after what was queued has been handed to the kernel, or at once if that would block; `closed`
   // is not called for it.
   virtual void close(ConnectionId connection) = 0;
-  // Stops listening and closes everything.
+  // Stops listening and closes everything; nothing is called any more. Idempotent, and done by the destructor.
   virtual void stop() = 0;
 };
 

@@ -60,7 +60,7 @@ RankName any_rank_name() {
 
 Plane any_plane() {
   return {.layer = any_text(kLayerNameBytesMax),
-          .component = static_cast<Component>(1 + any_up_to(3)),
+          .component = static_cast<Component>(1 + any_up_to(3u)),
           .group = any_up_to<std::uint16_t>(kGroupsMax - 1),
           .dtype = any_text(kDtypeBytesMax),
           .element_bytes = any<std::uint32_t>(),
@@ -82,7 +82,7 @@ TransportOffer any_offer() {
 
 BlockSpan any_span() {
   const auto count = 1 + any_up_to<std::uint32_t>(kBlocksPerTableMax / 16 - 1);
-  if (any_up_to(4) == 0) return {kAbsentBlock, count};
+  if (any_up_to(4u) == 0) return {kAbsentBlock, count};
   return {{any_up_to(kAbsentBlock.value - count)}, count};
 }
 
@@ -172,9 +172,9 @@ RC_GTEST_PROP(Codec, SurvivesTruncation, ()) {
 
 RC_GTEST_PROP(Codec, SurvivesFlippedBits, ()) {
   std::vector<std::byte> frame = encoded(any_message());
-  for (auto flips = 1 + any_up_to(7); flips > 0; --flips) {
+  for (auto flips = 1 + any_up_to(7u); flips > 0; --flips) {
     const auto at = 4 + any_up_to(frame.size() - 5);
-    frame[at] ^= static_cast<std::byte>(1 << any_up_to(7));
+    frame[at] ^= static_cast<std::byte>(1u << any_up_to(7u));
   }
   expect_refused_or_whole(std::span(frame).subspan(4));
 }

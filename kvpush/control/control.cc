@@ -1,0 +1,438 @@
+#include "kvpush/control/control.h"
+
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/completion_condition.hpp>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvpush/base/limits.h"
+#include "kvpush/base/log.h"
+#include "kvpush/wire/codec.h"
+
+namespace kvpush {
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A connection that carries nothing is probed this often, so that a host that died without a word is noticed. Few
+// packets for a thousand sessions, and several within kSilenceMax.
+constexpr seconds kProbeInterval{5};
+// How long a peer's kernel may be silent, or its receive buffer full, before the connection is given up: longer than a
+// network takes to find another path, far shorter than a request waits.
+constexpr seconds kSilenceMax{15};
+// Pause after a failed accept (no file descriptors left): others may have ended by then.
+constexpr milliseconds kAcceptPause{100};
+
+Result<tcp::endpoint> resolve_now(asio::io_context& context, const Endpoint& endpoint) {
+  error_code error;
+  const auto found = tcp::resolver(context).resolve(endpoint.host, std::to_string(endpoint.port),
+                                                    tcp::resolver::numeric_service, error);
+  if (error || found.empty()) return fail(ErrorCode::kBadConfig, "the host to listen on has no address");
+  return found.begin()->endpoint();
+}
+
+void set_option(tcp::socket& socket, int level, int name, int value) {
+  // Cannot fail on a TCP socket; one that broke meanwhile says so when it is read.
+  static_cast<void>(::setsockopt(socket.native_handle(), level, name, &value, sizeof(value)));
+}
+
+// Listens and accepts.
+//
+// Job: gives each accepted socket to `accepted`, until it is closed.
+// Owner: ControlPlane and its running operation, shared: Asio may call a handler after close().
+// Thread: agent role.
+class Listener : public std::enable_shared_from_this<Listener> {
+ public:
+  Listener(asio::io_context& context, std::function<void(tcp::socket)> accepted)
+      : acceptor_(context), pause_(context), accepted_(std::move(accepted)) {}
+
+  Result<void> listen(const tcp::endpoint& endpoint);
+  std::uint16_t port() const { return port_; }
+  void accept();
+  void close();
+
+ private:
+  void on_accept(error_code error, tcp::socket socket);
+
+  tcp::acceptor acceptor_;
+  asio::steady_timer pause_;
+  std::function<void(tcp::socket)> accepted_;
+  std::uint16_t port_ = 0;
+};
+
+Result<void> Listener::listen(const tcp::endpoint& endpoint) {
+  error_code error;
+  acceptor_.open(endpoint.protocol(), error);
+  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor_.bind(endpoint, error);
+  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+  if (error == asio::error::address_in_use) return fail(ErrorCode::kBadConfig, "the port to listen on is taken");
+  if (error) return fail(ErrorCode::kBadConfig, "cannot listen on this host and port");
+  port_ = acceptor_.local_endpoint(error).port();
+  return {};
+}
+
+void Listener::accept() {
+  acceptor_.async_accept([self = shared_from_this()](error_code error, tcp::socket socket) {
+    if (self->acceptor_.is_open()) self->on_accept(error, std::move(socket));
+  });
+}
+
+void Listener::on_accept(error_code error, tcp::socket socket) {
+  if (error) {
+    pause_.expires_after(kAcceptPause);
+    pause_.async_wait([self = shared_from_this()](error_code) {
+      if (self->acceptor_.is_open()) self->accept();
+    });
+    return;
+  }
+  accepted_(std::move(socket));
+  if (acceptor_.is_open()) accept();
+}
+
+void Listener::close() {
+  error_code ignored;
+  acceptor_.close(ignored);
+  pause_.cancel();
+}
+
+// What a connection tells.
+struct ConnectionEvents {
+  std::function<void(Message)> received;
+  std::function<void()> connected;
+  std::function<void(Error)> ended;
+};
+
+// One TCP connection with its frames.
+//
+// Job: connects, reads one message at a time, writes what is queued, ends.
+// Owner: ControlPlane and its running operations, shared: Asio may call a handler after the socket was closed, and what
+//        the handler reads into must exist until then.
+// Thread: agent role.
+// Invariant: tells nothing from inside a call, nothing after close(), and nothing after `ended`.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(tcp::socket socket, ConnectionEvents events)
+      : socket_(std::move(socket)),
+        resolver_(socket_.get_executor()),
+        timer_(socket_.get_executor()),
+        events_(std::move(events)) {}
+
+  void dial(const Endpoint& peer);
+  // Of a connected socket.
+  void start();
+  void send(const Message& message);
+  void close();
+
+ private:
+  enum class State : std::uint8_t {
+    kConnecting,
+    kOpen,
+    kMute,    // writing failed; what the peer said before is still read
+    kEnding,  // `ended` is posted
+    kClosed,
+  };
+
+  void connect(const tcp::resolver::results_type& endpoints);
+  void on_connected(error_code error);
+  void read_length();
+  void read_body(std::uint32_t size);
+  void on_body();
+  void flush();
+  void write_out();
+  void end(Error error);
+  void release();
+  bool is_live() const { return state_ != State::kEnding && state_ != State::kClosed; }
+  // A handler that does `step` unless the connection has ended by then.
+  template <class Step>
+  auto while_live(Step step) {
+    return [self = shared_from_this(), step]<class... Results>(const Results&... results)
+      requires std::invocable<const Step&, const Results&...>
+    {
+      if (self->is_live()) step(results...);
+    };
+  }
+
+  tcp::socket socket_;
+  tcp::resolver resolver_;
+  asio::steady_timer timer_;  // kConnectLimit
+  ConnectionEvents events_;
+  State state_ = State::kConnecting;
+
+  std::array<std::uint8_t, 4> length_{};
+  std::vector<std::byte> body_;
+
+  std::vector<std::byte> out_;  // frames; the first sent_ bytes are in the kernel
+  std::size_t sent_ = 0;
+  bool waiting_ = false;  // until the socket takes more
+};
+
+void Connection::dial(const Endpoint& peer) {
+  timer_.expires_after(kConnectLimit);
+  timer_.async_wait(while_live([this](error_code) {
+    if (state_ == State::kConnecting) end({ErrorCode::kTimeout, "the peer did not answer within the connect limit"});
+  }));
+
+  error_code not_numeric;
+  const auto address = asio::ip::make_address(peer.host, not_numeric);
+  if (!not_numeric) {
+    return connect(tcp::resolver::results_type::create(tcp::endpoint(address, peer.port), peer.host, ""));
+  }
+  // Asio asks the system in a thread of its own, one for all names of an io_context: a name server that does not
+  // answer delays other names and the end of the io_context, but no connection.
+  resolver_.async_resolve(peer.host, std::to_string(peer.port), tcp::resolver::numeric_service,
+                          while_live([this](error_code error, const tcp::resolver::results_type& endpoints) {
+                            if (error) return end({ErrorCode::kPeerLost, "the peer's host name has no address"});
+                            connect(endpoints);
+                          }));
+}
+
+void Connection::connect(const tcp::resolver::results_type& endpoints) {
+  asio::async_connect(socket_, endpoints,
+                      while_live([this](error_code error, const tcp::endpoint&) { on_connected(error); }));
+}
+
+void Connection::on_connected(error_code error) {
+  if (error) return end({ErrorCode::kPeerLost, "the peer cannot be connected to"});
+  // Where nobody listens, the kernel may give a dialled port of this machine to the dialling socket itself.
+  if (socket_.local_endpoint(error) == socket_.remote_endpoint(error)) {
+    return end({ErrorCode::kPeerLost, "the peer cannot be connected to"});
+  }
+  timer_.cancel();
+  start();
+}
+
+void Connection::start() {
+  state_ = State::kOpen;
+  error_code ignored;
+  socket_.non_blocking(true, ignored);
+  socket_.set_option(tcp::no_delay(true), ignored);  // messages are small and waited for
+  socket_.set_option(asio::socket_base::keep_alive(true), ignored);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(kProbeInterval.count()));
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(kProbeInterval.count()));
+  set_option(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds(kSilenceMax).count()));
+  events_.connected();
+  if (is_live()) flush();
+  if (is_live()) read_length();
+}
+
+void Connection::read_length() {
+  asio::async_read(socket_, asio::buffer(length_), while_live([this](error_code error, std::size_t) {
+                     if (error == asio::error::eof) {
+                       return end({ErrorCode::kPeerLost, "the peer closed the connection"});
+                     }
+                     if (error) return end({ErrorCode::kPeerLost, "the connection to the peer broke"});
+                     std::uint32_t size = 0;
+                     for (std::size_t i = 0; i < length_.size(); ++i) size |= std::uint32_t{length_[i]} << (8 * i);
+                     if (size > kFrameBytesMax) return end({ErrorCode::kBadMessage, "a frame is too large"});
+                     read_body(size);
+                   }));
+}
+
+// The buffer grows with what arrives, so a peer that only claims to send much takes no memory.
+void Connection::read_body(std::uint32_t size) {
+  asio::async_read(socket_, asio::dynamic_buffer(body_), asio::transfer_exactly(size),
+                   while_live([this](error_code error, std::size_t) {
+                     if (error) return end({ErrorCode::kPeerLost, "the connection to the peer broke in a message"});
+                     on_body();
+                   }));
+}
+
+// One message a turn: Asio runs every other handler that is ready before that of the next read.
+void Connection::on_body() {
+  Result<Message> message = decode(std::exchange(body_, {}));
+  if (!message) return end(message.error());
+  events_.received(std::move(*message));
+  if (is_live()) read_length();
+}
+
+void Connection::send(const Message& message) {
+  if (state_ != State::kConnecting && state_ != State::kOpen) return;
+  if (const auto encoded = encode(message, out_); !encoded) return end(encoded.error());
+  if (state_ == State::kOpen && !waiting_) flush();
+  if (out_.size() - sent_ > kSendQueueBytesMax) end({ErrorCode::kFull, "the peer does not read what it is sent"});
+}
+
+// Asio's own asynchronous write would not say how much of it is done, which close() has to know.
+void Connection::flush() {
+  write_out();
+  if (state_ != State::kOpen || out_.empty()) return;
+  waiting_ = true;
+  socket_.async_wait(tcp::socket::wait_write, while_live([this](error_code) {
+                       waiting_ = false;
+                       if (state_ == State::kOpen) flush();
+                     }));
+}
+
+// Until all is written or the socket takes no more.
+void Connection::write_out() {
+  error_code error;
+  while (sent_ < out_.size() && !error) sent_ += socket_.write_some(asio::buffer(out_) + sent_, error);
+  if (error == asio::error::would_block) {
+    if (sent_ < out_.size() / 2) return;
+    out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(sent_));
+    sent_ = 0;
+    return;
+  }
+  out_ = {};
+  sent_ = 0;
+  if (!error) return;
+  // The peer may have said why before it closed: the reader tells that first, then finds the end.
+  state_ = State::kMute;
+  socket_.shutdown(tcp::socket::shutdown_both, error);
+}
+
+void Connection::end(Error error) {
+  state_ = State::kEnding;
+  release();
+  asio::post(socket_.get_executor(), [self = shared_from_this(), error] {
+    if (self->state_ != State::kEnding) return;
+    self->state_ = State::kClosed;
+    self->events_.ended(error);
+  });
+}
+
+void Connection::close() {
+  if (state_ == State::kOpen) write_out();
+  state_ = State::kClosed;
+  release();
+}
+
+void Connection::release() {
+  error_code ignored;
+  socket_.close(ignored);
+  resolver_.cancel();
+  timer_.cancel();
+}
+
+// Owner of the listener and the connections.
+class ControlPlane final : public Control {
+ public:
+  ControlPlane(asio::io_context& context, ControlEvents events) : context_(context), events_(std::move(events)) {}
+  ~ControlPlane() override { stop(); }
+
+  Result<void> listen(const Endpoint& endpoint);
+
+  std::uint16_t port() const override { return listener_->port(); }
+  ConnectionId connect(const Endpoint& peer) override;
+  void send(ConnectionId connection, const Message& message) override;
+  void close(ConnectionId connection) override;
+  void stop() override;
+
+ private:
+  enum class Side : std::uint8_t { kAccepted, kDialled };
+
+  void accept(tcp::socket socket);
+  std::shared_ptr<Connection> add(Side side, tcp::socket socket);
+  void remove(ConnectionId connection);
+
+  asio::io_context& context_;
+  const ControlEvents events_;
+  std::shared_ptr<Listener> listener_;
+  struct Entry {
+    Side side;
+    std::shared_ptr<Connection> connection;
+  };
+  std::unordered_map<ConnectionId, Entry> connections_;
+  std::size_t accepted_count_ = 0;
+  bool refusing_ = false;
+  ConnectionId id_next_{1};
+};
+
+Result<void> ControlPlane::listen(const Endpoint& endpoint) {
+  const auto address = resolve_now(context_, endpoint);
+  if (!address) return std::unexpected(address.error());
+  listener_ = std::make_shared<Listener>(context_, [this](tcp::socket socket) { accept(std::move(socket)); });
+  if (const auto ok = listener_->listen(*address); !ok) return ok;
+  listener_->accept();
+  return {};
+}
+
+void ControlPlane::accept(tcp::socket socket) {
+  const bool full = accepted_count_ >= kSessionsMax;
+  if (full && !refusing_) log(LogLevel::kWarning, "control: as many peers as allowed are connected; refusing more");
+  refusing_ = full;
+  // Closed by its destructor: the peer learns at once that it has to come again later.
+  if (full) return;
+  add(Side::kAccepted, std::move(socket))->start();
+}
+
+ConnectionId ControlPlane::connect(const Endpoint& peer) {
+  const ConnectionId id = id_next_;
+  add(Side::kDialled, tcp::socket(context_))->dial(peer);
+  return id;
+}
+
+void ControlPlane::send(ConnectionId connection, const Message& message) {
+  const auto found = connections_.find(connection);
+  if (found != connections_.end()) found->second.connection->send(message);
+}
+
+void ControlPlane::close(ConnectionId connection) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  found->second.connection->close();
+  remove(connection);
+}
+
+void ControlPlane::stop() {
+  if (listener_ != nullptr) listener_->close();
+  for (const auto& [id, entry] : connections_) entry.connection->close();
+  connections_.clear();
+  accepted_count_ = 0;
+}
+
+std::shared_ptr<Connection> ControlPlane::add(Side side, tcp::socket socket) {
+  const ConnectionId id{id_next_.value++};
+  ConnectionEvents events{
+      .received = [this, id](Message message) { events_.received(id, std::move(message)); },
+      .connected = [this, id, side] { side == Side::kAccepted ? events_.accepted(id) : events_.connected(id); },
+      .ended =
+          [this, id](Error error) {
+            remove(id);
+            events_.closed(id, error);
+          },
+  };
+  auto connection = std::make_shared<Connection>(std::move(socket), std::move(events));
+  if (side == Side::kAccepted) ++accepted_count_;
+  connections_.emplace(id, Entry{side, connection});
+  return connection;
+}
+
+void ControlPlane::remove(ConnectionId connection) {
+  const auto found = connections_.find(connection);
+  if (found->second.side == Side::kAccepted) --accepted_count_;
+  connections_.erase(found);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Control>> Control::open(asio::io_context& context, const Endpoint& listen,
+                                               ControlEvents events) {
+  auto control = std::make_unique<ControlPlane>(context, std::move(events));
+  if (const auto ok = control->listen(listen); !ok) return std::unexpected(ok.error());
+  return control;
+}
+
+}  // namespace kvpush
