@@ -16,6 +16,10 @@ LAYERS = "docs/architecture/layers.txt"
 # Folders in which every class says in its comment what its job is and on which thread it lives.
 LABELLED = ("agent", "control", "transport", "standin", "router")
 THREAD_FORMS = re.compile(r"(value type|any \((immutable|synchronised by )|[\w-]+ role)\b")
+# A statement that begins with a keyword, or a call or an assignment; not a sentence that happens to hold a bracket.
+COMMENTED_OUT = re.compile(
+    r"\s*//\s*(?:(?:return|const|auto|static|if|for|while|std::)\b.*|[\w:.]+(?:->[\w:.]+)*\s*(?:\(.*\)|[-+|&]?=.*));\s*$"
+)
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -113,7 +117,7 @@ def leftovers(files: Files) -> list[str]:
             found.append(f"{path}:{number}: a TODO names its issue: TODO(12): ...")
         if re.search(r"\bFIX" + r"ME\b", comment[1]):
             found.append(f"{path}:{number}: FIX" + "ME is not used here")
-        if path.endswith(CPP) and re.match(r"\s*//\s*[^\s/].*;\s*$", line) and re.search(r"[=(]", line):
+        if path.endswith(CPP) and COMMENTED_OUT.match(line):
             found.append(f"{path}:{number}: commented-out code")
     return found
 

@@ -64,12 +64,15 @@ def test_forward_declarations_and_pure_folders_need_no_labels():
     assert house.class_comments({"kvpush/agent/x.h": "class X;\n", "kvpush/plan/y.h": "class Y {\n"}) == []
 
 
-@pytest.mark.parametrize("comment", ["// TO" + "DO: later", "// FIX" + "ME", "// close(socket);"])
+@pytest.mark.parametrize("comment", ["// TO" + "DO: later", "// FIX" + "ME", "// close(socket);", "// x->y = 3;"])
 def test_leftovers_are_found(comment):
     assert len(house.leftovers({"kvpush/base/x.cc": f"{comment}\n"})) == 1
 
 
-@pytest.mark.parametrize("comment", ["// TO" + "DO(12): later", "// A sentence (with a clause); and more."])
+@pytest.mark.parametrize(
+    "comment",
+    ["// TO" + "DO(12): later", "// A sentence (with a clause); and more.", "// Invariant: ended by on(event);"],
+)
 def test_what_is_no_leftover_is_left_alone(comment):
     assert house.leftovers({"kvpush/base/x.cc": f"{comment}\n"}) == []
 

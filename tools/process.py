@@ -30,9 +30,9 @@ class ProcessError(RuntimeError):
 
 
 def tail(log: Path, lines: int) -> str:
-    """The last lines of a log, indented."""
+    """The last lines of a log, indented and cut to what a screen shows."""
     text = log.read_text(errors="replace") if log.exists() else ""
-    return "\n".join("    " + line for line in text.splitlines()[-lines:])
+    return "\n".join("    " + line[:240] for line in text.splitlines()[-lines:])
 
 
 class Guard:

@@ -1,0 +1,25 @@
+# The commands of this project. Each is one script in tools/, which tells more with --help.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test check-fast bench clean
+
+help:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+
+demo: ## install what is needed, push prompts between two vLLM servers, show what happened
+	@tools/demo.py
+
+serve: ## the same servers and router, kept running until Ctrl-C
+	@tools/demo.py --serve
+
+test: ## install what is needed, build with both compilers, run every test
+	@tools/check
+
+check-fast: ## house rules, format and the C++ unit tests: before each commit
+	@tools/check house format ruff release
+
+bench: ## measure planning, posting, transports and an idle agent
+	@tools/bench.py
+
+clean: ## remove what was built; what was installed stays
+	@rm -rf build/release build/dev build/tsan build/wheel build/check build/demo
