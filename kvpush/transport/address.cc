@@ -6,6 +6,18 @@
 #include "kvpush/base/limits.h"
 
 namespace kvpush {
+namespace {
+
+constexpr std::size_t kChecksumBytes = sizeof(std::uint64_t);
+
+// FNV-1a.
+std::uint64_t checksum(std::span<const std::byte> bytes) {
+  std::uint64_t sum = 0xcbf29ce484222325;
+  for (const std::byte byte : bytes) sum = (sum ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3;
+  return sum;
+}
+
+}  // namespace
 
 AddressWriter::AddressWriter(std::string_view magic) {
   KVPUSH_CHECK(magic.size() == kAddressMagicBytes, "an address begins with eight letters");
@@ -24,10 +36,20 @@ void AddressWriter::put_bytes(std::span<const std::byte> bytes) {
   bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
 }
 
+std::vector<std::byte> AddressWriter::take() {
+  put_u64(checksum(bytes_));
+  return std::move(bytes_);
+}
+
 AddressReader::AddressReader(std::span<const std::byte> bytes, std::string_view magic)
-    : rest_(bytes), ok_(bytes.size() <= kTransportAddressBytesMax) {
-  const auto found = this->bytes(magic.size());
-  ok_ = ok_ && std::memcmp(found.data(), magic.data(), magic.size()) == 0;
+    : ok_(bytes.size() >= kAddressMagicBytes + kChecksumBytes && bytes.size() <= kTransportAddressBytesMax) {
+  if (!ok_) return;
+  const auto body = bytes.first(bytes.size() - kChecksumBytes);
+  rest_ = bytes.last(kChecksumBytes);
+  ok_ = u64() == checksum(body);
+  rest_ = body;
+  const auto letters = this->bytes(kAddressMagicBytes);
+  ok_ = ok_ && std::memcmp(letters.data(), magic.data(), kAddressMagicBytes) == 0;
 }
 
 std::uint32_t AddressReader::u32() {

@@ -1,11 +1,11 @@
-// The bytes of a transport address: little-endian fields behind eight letters that name the backend and its version.
+// The bytes of a transport address: eight letters that name the backend and its version, little-endian fields, and a
+// checksum, since vendors' libraries trust what they are given. It is against accidents, not against an enemy.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace kvpush {
@@ -24,7 +24,8 @@ class AddressWriter {
   void put_u32(std::uint32_t value);
   void put_u64(std::uint64_t value);
   void put_bytes(std::span<const std::byte> bytes);
-  std::vector<std::byte> take() { return std::move(bytes_); }
+  // Ends the address; nothing may be put after it.
+  std::vector<std::byte> take();
 
  private:
   std::vector<std::byte> bytes_;
@@ -36,7 +37,7 @@ class AddressWriter {
 // Thread: value type.
 class AddressReader {
  public:
-  // Not ok() from the start if the bytes are longer than any address or do not begin with `magic`.
+  // Not ok() from the start if the bytes are no address of `magic`: too long, other letters, a wrong checksum.
   AddressReader(std::span<const std::byte> bytes, std::string_view magic);
 
   std::uint32_t u32();

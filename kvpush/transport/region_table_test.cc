@@ -78,17 +78,40 @@ TEST(RegionTable, SurvivesTheAddress) {
   EXPECT_EQ(read.holder(4096, 128)->id, RegionId{1});
 }
 
-TEST(RegionTable, IsNotReadFromAShortAddress) {
-  RegionTable regions;
-  ASSERT_TRUE(regions.add(4096, 128));
-  AddressWriter writer("TESTADR1");
-  put_regions(regions, writer);
-  std::vector<std::byte> bytes = writer.take();
+TEST(RegionTable, IsNotReadFromAListThatEndsEarlyOrOverlaps) {
+  AddressWriter early("TESTADR1");
+  early.put_u32(2);
+  early.put_u64(4096);
+  early.put_u64(128);
+  AddressWriter overlapping("TESTADR1");
+  overlapping.put_u32(2);
+  for (int i = 0; i < 2; ++i) {
+    overlapping.put_u64(4096);
+    overlapping.put_u64(128);
+  }
 
-  while (!bytes.empty()) {
-    bytes.pop_back();
+  for (AddressWriter* writer : {&early, &overlapping}) {
+    const std::vector<std::byte> bytes = writer->take();
     AddressReader reader(bytes, "TESTADR1");
-    EXPECT_FALSE(read_regions(reader)) << "from " << bytes.size() << " bytes";
+    EXPECT_EQ(read_regions(reader).error().code, ErrorCode::kBadMessage);
+  }
+}
+
+TEST(AddressReader, RefusesAnyOtherBytes) {
+  AddressWriter writer("TESTADR1");
+  writer.put_u32(7);
+  const std::vector<std::byte> good = writer.take();
+  ASSERT_TRUE(AddressReader(good, "TESTADR1").ok());
+
+  EXPECT_FALSE(AddressReader(good, "OTHERADR").ok());
+  EXPECT_FALSE(AddressReader(std::vector<std::byte>(1u << 20), "TESTADR1").ok());
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    EXPECT_FALSE(AddressReader(std::span(good).first(size), "TESTADR1").ok()) << size << " bytes";
+  }
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    std::vector<std::byte> bad = good;
+    bad[at] ^= std::byte{1};
+    EXPECT_FALSE(AddressReader(bad, "TESTADR1").ok()) << "byte " << at;
   }
 }
 
