@@ -1,8 +1,8 @@
 #include "kvpush/transport/cma/process.h"
 
 #include <poll.h>
-#include <sys/pidfd.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,7 +42,8 @@ Result<std::uint64_t> start_ticks(pid_t pid) {
 }
 
 Result<PeerProcess> PeerProcess::open(pid_t pid, std::uint64_t started_ticks) {
-  const int fd = pidfd_open(pid, 0);
+  // Not through <sys/pidfd.h>: in glibc 2.36 it lacks C linkage for C++.
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (fd < 0) {
     return fail(ErrorCode::kUnavailable, errno == ENOSYS || errno == EPERM
                                              ? "the kernel or a seccomp filter refuses pidfd_open (Linux 5.3 has it)"
