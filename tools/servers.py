@@ -115,12 +115,12 @@ class Vllm:
 
 
 class VllmServer(Process):
-    """One vLLM server on one core, with the connector if it has a role.
+    """A vLLM server that computes with one thread, on one core if `core` is given; with the connector if it has a role.
 
     `role` is "kv_producer", "kv_consumer" or "" (no connector).
     """
 
-    def __init__(self, name: str, options: Vllm, log: Path, *, role: str = "", core: int = 0) -> None:
+    def __init__(self, name: str, options: Vllm, log: Path, *, role: str = "", core: int | None = None) -> None:
         self.http_port, self.directory_port = free_ports(2)
         self.role = role
         command: list[str | Path] = [PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
@@ -150,7 +150,7 @@ class VllmServer(Process):
             "HF_HUB_OFFLINE": "1",
             **options.env,
         }
-        super().__init__(name, command, log, env, core_for(core))
+        super().__init__(name, command, log, env, None if core is None else core_for(core))
 
     @property
     def url(self) -> str:
@@ -205,21 +205,26 @@ def router_binary() -> Path:
 class Router(Process):
     """kvpush-router in front of prefill and decode servers."""
 
-    def __init__(self, prefill: Sequence[VllmServer], decode: Sequence[VllmServer], log: Path, port: int = 0) -> None:
-        self.http_port = port or free_ports(1)[0]
-        command: list[str | Path] = [router_binary(), "--host", HOST, "--port", str(self.http_port)]
+    def __init__(self, prefill: Sequence[VllmServer], decode: Sequence[VllmServer], log: Path) -> None:
+        command: list[str | Path] = [router_binary(), "--listen", f"{HOST}:0"]
         for one in prefill:
-            command += ["--prefill", f"{one.url},{one.directory_url}"]
+            command += ["--prefill", f"{HOST}:{one.http_port}={one.directory_port}"]
         for one in decode:
-            command += ["--decode", one.url]
+            command += ["--decode", f"{HOST}:{one.http_port}"]
         super().__init__("router", command, log)
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.http_port}"
+        url = self._announced_url()
+        assert url, "the router is not ready"
+        return url
 
     def ready(self) -> bool:
-        return answers(self.url + "/health")
+        return self._announced_url() is not None
+
+    def _announced_url(self) -> str | None:
+        match = re.search(r"^listening on (http://\S+)$", self.log.read_text(), re.MULTILINE)
+        return match and match[1]
 
 
 class Cluster:

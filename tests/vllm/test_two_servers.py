@@ -1,0 +1,196 @@
+"""Prompts pushed from one vLLM server to another: the answers, the bytes, what decode computed, what is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+import urllib.error
+from pathlib import Path
+
+import prompts
+import pytest
+import servers
+from conftest import TOKENS, Pair, Reference, ask_worker
+
+AT_ONCE = 8
+
+
+def differences(got: dict[str, str], reference: Reference) -> list[str]:
+    return [
+        f"{reference.prompt_tokens[prompt]} tokens, {prompt[:40]!r}: {text!r} instead of {reference.texts[prompt]!r}"
+        for prompt, text in got.items()
+        if text != reference.texts[prompt]
+    ]
+
+
+class Sources:
+    """Prompt tokens that decode took from each source since this object was made."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._start = {name: pair.d.prompt_tokens(name) for name in self.names}
+
+    names = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+    def __call__(self) -> dict[str, int]:
+        return {name: self._pair.d.prompt_tokens(name) - self._start[name] for name in self.names}
+
+
+def test_the_reference_computes_the_last_prompt_token_in_a_step_of_its_own(reference):
+    assert reference.steps_of_first == 2
+
+
+def test_the_prompts_are_what_these_tests_need(reference):
+    lengths = [reference.prompt_tokens[prompt] for prompt in prompts.ALL]
+    assert len(lengths) >= 40
+    assert min(lengths) == 1
+    assert max(lengths) > 2000
+
+
+@pytest.mark.parametrize("at_once", [1, AT_ONCE])
+def test_every_answer_equals_that_of_a_single_server(pair, reference, at_once):
+    sources = Sources(pair)
+
+    got = pair.complete_all(prompts.ALL, at_once)
+
+    assert differences(got, reference) == []
+    taken = sources()
+    assert taken["local_compute"] == len(prompts.ALL), (
+        "decode computes the last prompt token of each prompt and no other"
+    )
+    elsewhere = sum(reference.prompt_tokens[prompt] - 1 for prompt in prompts.ALL)
+    assert taken["external_kv_transfer"] + taken["local_cache_hit"] == elsewhere
+    if not pair.caching:
+        assert taken["local_cache_hit"] == 0
+
+
+def test_prompts_that_decode_and_prefill_have_cached_in_part_give_the_same_answers(pair, reference):
+    if not pair.caching:
+        # Nothing is cached here: the same prompts, computed and pushed in full.
+        got = pair.complete_all(prompts.SHARED_PREFIX, 1)
+        assert differences(got, reference) == []
+        return
+    for at_once in (1, AT_ONCE):
+        sources = Sources(pair)
+        texts = prompts.SHARED_PREFIX + prompts.STORIES[-4:]
+
+        got = pair.complete_all(texts, at_once)
+
+        assert differences(got, reference) == []
+        taken = sources()
+        assert taken["local_compute"] == len(texts)
+        assert taken["local_cache_hit"] > 0
+
+
+def test_a_router_that_runs_the_legs_one_after_the_other_needs_no_transfer_id(pair, reference):
+    for prompt in (prompts.SHORT[0], prompts.SHORT[3], *prompts.STORIES[::8]):
+        first = servers.complete(pair.p.url, prompt, 1, kv_transfer_params={"do_remote_decode": True})
+        assert first.kv_transfer_params is not None, "prefill tells where its KV is"
+
+        second = servers.complete(pair.d.url, prompt, TOKENS, kv_transfer_params=first.kv_transfer_params)
+
+        assert second.text == reference.texts[prompt]
+
+
+def test_decode_holds_the_bytes_that_prefill_computed(pair, reference, tmp_path: Path):
+    if pair.caching:
+        pytest.skip("poisoning the cache would spoil what is cached; the plain pair covers it")
+    for prompt in (prompts.SHORT[1], prompts.SHORT[10], prompts.STORIES[3], prompts.STORIES[9], prompts.STORIES[-1]):
+        count = reference.prompt_tokens[prompt] - 1  # decode computes the last one itself
+        pair.wait_for_rest()
+        for one in (pair.p, pair.d):
+            ask_worker(one, "kv_poison")
+
+        pair.complete(prompt)
+
+        dumps = [tmp_path / f"{one.name}.kv" for one in (pair.p, pair.d)]
+        elements = [
+            ask_worker(one, "kv_dump", count, dump)["elements"]
+            for one, dump in zip((pair.p, pair.d), dumps, strict=True)
+        ]
+        assert elements[0] == elements[1] > 0
+        assert elements[0] % count == 0, "as many elements of each token"
+        assert dumps[0].read_bytes() == dumps[1].read_bytes(), f"KV of {prompt[:40]!r}, {count} tokens"
+
+
+def test_a_client_that_goes_away_leaves_nothing_behind(pair):
+    with pytest.raises(OSError):  # the time is over long before the answer
+        servers.post_json(
+            pair.router.url + "/v1/completions",
+            {"model": servers.MODEL_NAME, "prompt": prompts.STORIES[-1], "max_tokens": 1000, "ignore_eos": True},
+            timeout_s=0.5,
+        )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"do_remote_prefill": True},
+        {"do_remote_prefill": True, "transfer_id": 7, "remote_host": [], "remote_port": "x"},
+        {"do_remote_prefill": True, "transfer_id": "t", "remote_host": "127.0.0.1", "remote_port": 1},
+    ],
+    ids=["nothing", "wrong types", "nobody there"],
+)
+def test_transfer_parameters_that_lead_nowhere_end_that_request_alone(pair, reference, params):
+    try:
+        answer = servers.complete(pair.d.url, prompts.STORIES[0], TOKENS, kv_transfer_params=params)
+        assert answer.text == reference.texts[prompts.STORIES[0]]  # computed here instead
+    except urllib.error.HTTPError as error:
+        assert error.code in (400, 500)
+
+    assert pair.complete(prompts.STORIES[1]) == reference.texts[prompts.STORIES[1]]
+
+
+# How much of a core a decode server uses while it waits for KV. Measured once for each way of waiting.
+WAIT_S = 4.0
+
+
+def test_decode_that_waits_for_kv_uses_little_cpu(pair, record_property):
+    """An engine with requests that wait steps all the time; the idle wait slows the empty steps down."""
+    orphan = {
+        "do_remote_prefill": True,
+        "transfer_id": "no-prefill-has-this",
+        "remote_host": servers.HOST,
+        "remote_port": pair.p.directory_port,
+    }
+
+    def wait_in_vain() -> None:
+        body = {"model": servers.MODEL_NAME, "prompt": prompts.STORIES[5], "kv_transfer_params": orphan}
+        with contextlib.suppress(OSError):  # nothing comes: hanging up ends the request
+            servers.post_json(pair.d.url + "/v1/completions", body, timeout_s=WAIT_S + 2)
+
+    client = threading.Thread(target=wait_in_vain)
+    client.start()
+    time.sleep(1)  # until the request waits
+    assert [one["transfer_id"] for one in pair.d.transfers("live")] == ["no-prefill-has-this"]
+    begin = pair.d.cpu_seconds()
+    time.sleep(WAIT_S)
+    share = (pair.d.cpu_seconds() - begin) / WAIT_S
+    client.join()
+
+    record_property("cpu_share", share)
+    print(f"  waiting decode server, idle wait {'off' if pair.caching else 'on'}: {share:.0%} of a core")
+    if not pair.caching:
+        assert share < 0.5
+
+
+def test_the_engine_sees_a_delivery_at_once(pair, reference, record_property):
+    for prompt in prompts.STORIES[:12]:
+        pair.complete(prompt)
+    late_ms = []
+    for one in pair.d.transfers("ended"):
+        points = one["timeline_seconds"]
+        if one["outcome"] == "delivered" and "seen_by_engine" in points:
+            late_ms.append(1000 * (points["seen_by_engine"] - points["delivered"]))
+
+    late_ms.sort()
+    assert len(late_ms) >= 12
+    p99 = late_ms[int(0.99 * (len(late_ms) - 1))]
+    record_property("delivered_to_seen_p99_ms", p99)
+    print(
+        f"  delivered to seen by the engine, {len(late_ms)} times: "
+        f"median {statistics.median(late_ms):.2f} ms, p99 {p99:.2f} ms"
+    )
+    assert statistics.median(late_ms) <= 3
