@@ -1,129 +1,17 @@
-"""Starts the servers of these tests, each as few times as possible: a start costs half a minute of a core."""
+"""Fixtures: the pair of servers that a test talks to, first without and then with prefix caching."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from pathlib import Path
 
-import prompts
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-import servers  # noqa: E402
-
-LOGS = servers.ROOT / "build" / "check" / "vllm"
-TOKENS = 12  # answered to each prompt
-REST_LIMIT_S = 15.0
-
-# A batch adds in another order than a request alone. In bfloat16 near-ties then part: a single server, asked 8 requests
-# at a time, was seen to differ from itself in 5 of 46 prompts. In float32 the orders differ by a millionth, and these
-# prompts have no near-tie that close. So equality is asked for without exception.
-OPTIONS = servers.Vllm(
-    dtype="float32",
-    batched_tokens_max=512,  # prompts of up to five chunks
-    env={"PYTHONPATH": str(HERE), "VLLM_SERVER_DEV_MODE": "1"},
-    args=("--worker-extension-cls", "kv_reader.KvReader"),
-)
-
-
-def ask_worker(server: servers.VllmServer, method: str, *arguments: object) -> dict:
-    """Calls a method of kv_reader.KvReader."""
-    body = {"method": method, "args": [str(one) for one in arguments]}
-    answer = servers.post_json(server.url + "/collective_rpc", body, servers.COMPLETION_LIMIT_S)
-    return answer["results"][0]
-
-
-@dataclass
-class Pair:
-    """A prefill and a decode server, the router before them, and how many blocks were free at their start."""
-
-    caching: bool
-    p: servers.VllmServer
-    d: servers.VllmServer
-    router: servers.Router
-    free_blocks: Mapping[str, int]
-
-    def complete(self, prompt: str) -> str:
-        return servers.complete(self.router.url, prompt, TOKENS).text
-
-    def complete_all(self, texts: Sequence[str], at_once: int) -> dict[str, str]:
-        with ThreadPoolExecutor(at_once) as pool:
-            return dict(zip(texts, pool.map(self.complete, texts), strict=True))
-
-    def left_over(self) -> list[str]:
-        """What is still held although no request runs."""
-        found = []
-        for one in (self.p, self.d):
-            free, start = ask_worker(one, "kv_free_blocks")["free"], self.free_blocks[one.name]
-            if free != start:
-                found.append(f"{one.name}: {free} of {start} blocks are free")
-            if usage := one.metric("vllm:kv_cache_usage_perc"):
-                found.append(f"{one.name}: KV cache usage is {usage}")
-            found += [f"{one.name}: live transfer {transfer}" for transfer in one.transfers("live")]
-        return found
-
-    def wait_for_rest(self) -> None:
-        """Fails unless all blocks are free again and no transfer is left within the limit."""
-        deadline = time.monotonic() + REST_LIMIT_S
-        while (found := self.left_over()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not found, f"{REST_LIMIT_S:.0f} s after the last request:\n" + "\n".join(found)
-
-
-@dataclass
-class Reference:
-    """What a single server without a connector answers."""
-
-    texts: dict[str, str] = field(default_factory=dict)
-    prompt_tokens: dict[str, int] = field(default_factory=dict)
-    steps_of_first: int = 0  # for the first prompt of prompts.STORIES, which fits into one chunk, and one token
-
-    def ask(self, server: servers.VllmServer) -> None:
-        steps = server.metric("vllm:iteration_tokens_total_count")
-        servers.complete(server.url, prompts.STORIES[0], 1)
-        self.steps_of_first = int(server.metric("vllm:iteration_tokens_total_count") - steps)
-        for prompt in (*prompts.ALL, *prompts.SHARED_PREFIX):
-            answer = servers.complete(server.url, prompt, TOKENS)
-            self.texts[prompt], self.prompt_tokens[prompt] = answer.text, answer.prompt_tokens
-
-
-class Deployment:
-    """Starts one pair at a time; with the first one, at once, the server that gives the reference."""
-
-    def __init__(self, cluster: servers.Cluster) -> None:
-        self._cluster = cluster
-        self.reference = Reference()
-
-    def start(self, caching: bool) -> Pair:
-        # The second pair runs without the idle wait, so that both ways are tested and their cost can be compared.
-        connector = {"idle_wait_ms": 0} if caching else {}
-        common = replace(OPTIONS, prefix_caching=caching, connector=connector)
-        way = "cached" if caching else "plain"
-        p = servers.VllmServer("p", common, LOGS / f"{way}-p.log", role="kv_producer", core=0)
-        d = servers.VllmServer("d", common, LOGS / f"{way}-d.log", role="kv_consumer", core=1)
-        lone = []
-        if not self.reference.texts:
-            args = (*OPTIONS.args, "--scheduler-cls", "reference.LastTokenAlone")
-            lone = [servers.VllmServer("reference", replace(OPTIONS, args=args), LOGS / "reference.log")]
-        self._cluster.start(p, d, *lone)
-        for one in lone:
-            self.reference.ask(one)
-            self._cluster.stop(one)
-        router = servers.Router([p], [d], LOGS / f"{way}-router.log")
-        self._cluster.start(router)
-        for one in (p, d):
-            ask_worker(one, "kv_watch")
-        free = {one.name: ask_worker(one, "kv_free_blocks")["free"] for one in (p, d)}
-        return Pair(caching, p, d, router, free)
-
-    def stop(self, pair: Pair) -> None:
-        self._cluster.stop(pair.router, pair.d, pair.p)
+import servers
+from deployment import Deployment, Pair, Reference
 
 
 @pytest.fixture(scope="session")
