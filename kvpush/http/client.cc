@@ -1,5 +1,7 @@
 #include "kvpush/http/client.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -33,6 +35,23 @@ namespace {
 
 // One piece of a body handed to its taker.
 constexpr std::size_t kPieceBytesMax = 16u << 10;
+
+// A machine that vanished sends nothing: probes find that out in 10 + 3 * 5 seconds, however long an answer may take.
+constexpr int kProbeAfterSeconds = 10;
+constexpr int kProbeEverySeconds = 5;
+constexpr int kProbesMax = 3;
+
+void tune(tcp::socket& socket) {
+  error_code ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const auto set = [&](int option, int value) {
+    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
+  };
+  set(TCP_KEEPIDLE, kProbeAfterSeconds);
+  set(TCP_KEEPINTVL, kProbeEverySeconds);
+  set(TCP_KEEPCNT, kProbesMax);
+}
 
 class Call;
 
@@ -189,8 +208,7 @@ void Call::connect_to(const tcp::resolver::results_type& endpoints) {
       return self->end(fail(ErrorCode::kPeerLost, "connection refused"));
     }
     if (error) return self->end(fail(ErrorCode::kPeerLost, "cannot connect"));
-    error_code ignored;
-    self->socket_.set_option(tcp::no_delay(true), ignored);
+    tune(self->socket_);
     self->exchange();
   });
 }

@@ -1,0 +1,130 @@
+// kvpush-router: one OpenAI address in front of prefill and decode servers. See docs/router.md.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "kvpush/base/clock.h"
+#include "kvpush/base/random.h"
+#include "kvpush/router/router.h"
+
+namespace {
+
+// Answers in flight at a stop signal may end within this time: what orchestrators give before they kill.
+constexpr std::chrono::seconds kDrainMax{25};
+constexpr std::chrono::milliseconds kDrainCheckEvery{20};
+
+struct Flags {
+  std::string listen = "127.0.0.1:8000";
+  std::vector<std::string> prefill;
+  std::vector<std::string> decode;
+  std::size_t requests_max = kvpush::RouterOptions{}.requests_max;
+};
+
+kvpush::Result<kvpush::Endpoint> parse_server(std::string_view text) {
+  auto endpoint = kvpush::parse_endpoint(text);
+  if (endpoint && endpoint->port == 0) {
+    return kvpush::fail(kvpush::ErrorCode::kBadConfig, "a server's port is a number from 1 to 65535");
+  }
+  return endpoint;
+}
+
+// "HOST:PORT=DIRECTORY_HOST:PORT", or "HOST:PORT=PORT" when both are on one host.
+kvpush::Result<kvpush::PrefillServer> parse_prefill(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos) {
+    return kvpush::fail(kvpush::ErrorCode::kBadConfig, "a prefill server is written HOST:PORT=[DIRECTORY_HOST:]PORT");
+  }
+  const auto http = parse_server(text.substr(0, equals));
+  if (!http) return std::unexpected(http.error());
+  std::string directory_text = text.substr(equals + 1);
+  if (directory_text.find(':') == std::string::npos) {
+    directory_text = to_string(*http).substr(0, to_string(*http).rfind(':') + 1) + directory_text;
+  }
+  const auto directory = parse_server(directory_text);
+  if (!directory) return std::unexpected(directory.error());
+  return kvpush::PrefillServer{*http, *directory};
+}
+
+int refuse(std::string_view flag, std::string_view value, const char* what) {
+  fmt::print(stderr, "kvpush-router: {} {}: {}\n", flag, value, what);
+  return 2;
+}
+
+// Every request in flight has three connections; the usual soft limit of 1024 is below what the kernel allows.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int run(const kvpush::RouterOptions& options) {
+  raise_descriptor_limit();
+  boost::asio::io_context io(1);
+  auto router = kvpush::Router::open(io, options, {kvpush::read_clock, kvpush::read_entropy});
+  if (!router) return refuse("--listen", to_string(options.listen), router.error().what);
+
+  boost::asio::signal_set signals(io, SIGINT, SIGTERM);
+  bool stopping = false;
+  signals.async_wait([&](const boost::system::error_code&, int) {
+    stopping = true;
+    signals.clear();  // a second signal ends the process at once
+    (*router)->drain();
+  });
+
+  fmt::print("listening on http://{}\n", to_string(kvpush::Endpoint{options.listen.host, (*router)->port()}));
+  std::fflush(stdout);
+  while (!stopping) io.run_one();
+  const auto drain_end = std::chrono::steady_clock::now() + kDrainMax;
+  while (!(*router)->idle() && std::chrono::steady_clock::now() < drain_end) io.run_one_for(kDrainCheckEvery);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("One OpenAI address in front of vLLM prefill and decode servers with KvPushConnector.", "kvpush-router");
+  app.add_option("--listen", flags.listen, "HOST:PORT to serve on; port 0 lets the kernel choose")
+      ->capture_default_str();
+  app.add_option("--prefill", flags.prefill,
+                 "HOST:PORT=[DIRECTORY_HOST:]PORT of a prefill server and its engine's kvpush directory; repeatable")
+      ->required();
+  app.add_option("--decode", flags.decode, "HOST:PORT of a decode server; repeatable")->required();
+  app.add_option("--requests-max", flags.requests_max, "requests in flight; one more is answered 503")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "kvpush-router: {} (--help lists the options)\n", error.what());
+    return 2;
+  }
+
+  kvpush::RouterOptions options;
+  options.requests_max = flags.requests_max;
+  const auto listen = kvpush::parse_endpoint(flags.listen);
+  if (!listen) return refuse("--listen", flags.listen, listen.error().what);
+  options.listen = *listen;
+  for (const std::string& text : flags.prefill) {
+    const auto server = parse_prefill(text);
+    if (!server) return refuse("--prefill", text, server.error().what);
+    options.prefill.push_back(*server);
+  }
+  for (const std::string& text : flags.decode) {
+    const auto server = parse_server(text);
+    if (!server) return refuse("--decode", text, server.error().what);
+    options.decode.push_back(*server);
+  }
+  return run(options);
+}
