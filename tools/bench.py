@@ -57,6 +57,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    process.end_on_signals()
     try:
         sys.exit(main())
     except KeyboardInterrupt:

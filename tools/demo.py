@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import urllib.error
 import urllib.request
 
 import servers
-from process import ROOT, ProcessError
+from process import ROOT, ProcessError, end_on_signals
 
 LOGS = ROOT / "build" / "demo"
 TOKENS = 24
@@ -125,7 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", action="store_true", help="keep the servers running until Ctrl-C")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    end_on_signals()
     if subprocess.run([ROOT / "tools" / "setup"], check=False).returncode != 0:
         return 1
 

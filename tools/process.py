@@ -35,6 +35,15 @@ def tail(log: Path, lines: int) -> str:
     return "\n".join("    " + line[:240] for line in text.splitlines()[-lines:])
 
 
+def end_on_signals() -> None:
+    """Lets SIGINT and SIGTERM unwind the main thread, so that what was started is stopped.
+
+    SIGINT too needs it: shells start background jobs with it ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 class Guard:
     """Kills the groups that are still on its list when this process has gone without stopping them."""
 
