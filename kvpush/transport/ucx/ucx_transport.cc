@@ -1,5 +1,6 @@
 #include "kvpush/transport/ucx/ucx_transport.h"
 
+#include <poll.h>
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
@@ -28,6 +29,9 @@ constexpr std::size_t kPeersMax = 2 * kSessionsMax;
 // A forced close needs no peer and was seen to take tens of calls of ucp_worker_progress(); one that never ends would
 // leave writes in an unknown state.
 constexpr std::size_t kCloseTurnsMax = 1u << 24;
+// How long a peer that is to be closed is given to finish connecting: ten times a slow round trip between hosts.
+constexpr int kConnectingWaits = 10;
+constexpr int kConnectingWaitMilliseconds = 10;
 
 // The context and worker of one transport.
 //
@@ -92,6 +96,7 @@ class UcxTransport final : public Transport {
     RegionTable regions;
     std::vector<ucp_rkey_h> keys;  // by number of the region
     std::size_t in_flight = 0;     // batches not handed out
+    bool connecting = true;
     bool failed = false;
   };
   struct Batch {
@@ -109,6 +114,7 @@ class UcxTransport final : public Transport {
   };
 
   static void on_request_end(void* request, ucs_status_t status, void* batch);
+  static void on_connected(void* request, ucs_status_t status, void* peer);
   static void on_endpoint_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
   Result<void> open_endpoint(Peer& peer, std::span<const std::byte> worker_address);
@@ -118,6 +124,7 @@ class UcxTransport final : public Transport {
   void request_ended(Batch& batch, ucs_status_t status);
   // Closes by force: afterwards every batch of the peer has ended.
   void close(Peer& peer);
+  void let_connect(const Peer& peer);
   bool has_batches(PeerId peer) const;
   void note_wires(const Peer& peer);
   std::size_t report_losses(TransportEvents& events);
@@ -337,6 +344,11 @@ void UcxTransport::on_request_end(void* request, ucs_status_t status, void* batc
   ended.transport->request_ended(ended, status);
 }
 
+void UcxTransport::on_connected(void* request, ucs_status_t /*status*/, void* peer) {
+  ucp_request_free(request);
+  static_cast<Peer*>(peer)->connecting = false;
+}
+
 // UCX calls this from its progress, where the endpoint may not be closed yet.
 void UcxTransport::on_endpoint_error(void* peer, ucp_ep_h /*endpoint*/, ucs_status_t status) {
   Peer& failed = *static_cast<Peer*>(peer);
@@ -352,8 +364,16 @@ Result<void> UcxTransport::open_endpoint(Peer& peer, std::span<const std::byte> 
   params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {.cb = &on_endpoint_error, .arg = &peer};
-  if (ucp_ep_create(worker_->worker(), &params, &peer.endpoint) == UCS_OK) return {};
-  return fail(ErrorCode::kUnavailable, "UCX has no transport to this peer that reports its failure");
+  if (ucp_ep_create(worker_->worker(), &params, &peer.endpoint) != UCS_OK) {
+    return fail(ErrorCode::kUnavailable, "UCX has no transport to this peer that reports its failure");
+  }
+  // The flush of an endpoint that has sent nothing ends when it has connected.
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &on_connected;
+  param.user_data = &peer;
+  peer.connecting = UCS_PTR_IS_PTR(ucp_ep_flush_nbx(peer.endpoint, &param));
+  return {};
 }
 
 Result<void> UcxTransport::unpack_keys(Peer& peer, AddressReader& reader) {
@@ -401,6 +421,7 @@ void UcxTransport::request_ended(Batch& batch, ucs_status_t status) {
 
 void UcxTransport::close(Peer& peer) {
   if (peer.endpoint == nullptr) return;
+  let_connect(peer);
   peer.failed = true;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -411,11 +432,21 @@ void UcxTransport::close(Peer& peer) {
     return UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS;
   };
   std::size_t turns = 0;
-  while (closing() || has_batches(peer.id)) {
+  while (closing() || peer.connecting || has_batches(peer.id)) {
     ucp_worker_progress(worker_->worker());
     KVPUSH_CHECK(++turns < kCloseTurnsMax, "UCX has not ended a forced close: the fate of its writes is unknown");
   }
   if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
+}
+
+// UCX 1.13 over TCP ends the process of a peer (an assertion of its own) when we close while the two still connect.
+void UcxTransport::let_connect(const Peer& peer) {
+  for (int waits = 0; peer.connecting && !peer.failed && waits < kConnectingWaits; ++waits) {
+    while (ucp_worker_progress(worker_->worker()) != 0) {
+    }
+    pollfd request{worker_->event_fd(), POLLIN, 0};
+    if (ucp_worker_arm(worker_->worker()) == UCS_OK) ::poll(&request, 1, kConnectingWaitMilliseconds);
+  }
 }
 
 bool UcxTransport::has_batches(PeerId peer) const {

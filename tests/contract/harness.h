@@ -1,0 +1,75 @@
+// What the contract tests do to transports, in their words.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvpush/base/clock.h"
+#include "kvpush/base/ids.h"
+#include "kvpush/base/instant.h"
+#include "kvpush/transport/transport.h"
+
+namespace kvpush {
+
+// Long enough for the slowest machine under a sanitizer; only a failing test waits that long.
+inline constexpr Duration kPatience = std::chrono::seconds(30);
+
+inline std::uint64_t address_of(const std::byte* byte) {
+  return reinterpret_cast<std::uint64_t>(byte);
+}
+
+// A transport with its memory and everything it has reported.
+struct Node {
+  std::unique_ptr<Transport> transport;
+  std::vector<std::byte> memory;
+  RegionId region{};
+  TransportEvents seen;
+
+  Node(std::unique_ptr<Transport> opened, std::size_t size_bytes, std::byte fill)
+      : transport(std::move(opened)), memory(size_bytes, fill) {
+    const auto registered = transport->register_region(memory);
+    EXPECT_TRUE(registered);
+    region = registered.value_or(RegionId{});
+  }
+
+  std::size_t poll() { return transport->poll(seen); }
+  std::uint64_t at(std::size_t offset) const { return address_of(memory.data() + offset); }
+
+  const WriteCompletion* completion(WriteToken token) const {
+    for (const WriteCompletion& each : seen.completions) {
+      if (each.token == token) return &each;
+    }
+    return nullptr;
+  }
+  bool lost(PeerId peer) const {
+    for (const PeerLost& each : seen.lost) {
+      if (each.peer == peer) return true;
+    }
+    return false;
+  }
+};
+
+// Polls all of `nodes` until `done()` or patience ends; false then.
+template <class Done>
+bool pump(std::span<Node* const> nodes, Done done) {
+  const Instant limit = read_clock() + kPatience;
+  while (!done()) {
+    for (Node* node : nodes) node->poll();
+    if (read_clock() > limit) return false;
+  }
+  return true;
+}
+
+// Waits until the transport's event fd is readable.
+inline bool wakes(const Transport& transport) {
+  pollfd request{transport.event_fd(), POLLIN, 0};
+  return ::poll(&request, 1, static_cast<int>(kPatience / std::chrono::milliseconds(1))) == 1;
+}
+
+}  // namespace kvpush
