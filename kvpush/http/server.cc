@@ -114,6 +114,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   Phase phase_ = Phase::kIdle;
   boost::beast::flat_buffer buffer_;
   bool waiting_for_bytes_ = false;
+  bool client_closed_ = false;  // read once: Asio does not report the end of a stream a second time
   std::size_t lingered_bytes_ = 0;
   std::optional<http::request_parser<http::string_body>> parser_;
 
@@ -314,11 +315,14 @@ void HttpConnection::wait_for_bytes() {
 void HttpConnection::on_bytes(error_code error, std::size_t count) {
   waiting_for_bytes_ = false;
   buffer_.commit(count);
+  if (error && error != asio::error::operation_aborted) client_closed_ = true;
   switch (phase_) {
     case Phase::kIdle:
       // Bytes of the next request may be here although the read failed: end_answer() cancels it then.
       return error && buffer_.size() == 0 ? close() : read_head();
     case Phase::kAnswering:
+      // Who closes when all announced bytes are on their way has an answer, and waits for nothing.
+      if (error && head_sent_ && bytes_left_ == 0) return;
       if (error) return lose_client();
       if (buffer_.size() < kPipelinedBytesMax) wait_for_bytes();
       return;
@@ -453,8 +457,10 @@ void HttpConnection::reply(HttpReply reply) {
   if (phase_ != Phase::kAnswering) return;
   HttpHead head{reply.status, std::move(reply.headers), reply.body.size()};
   if (!reply.content_type.empty()) head.headers.set("Content-Type", reply.content_type);
-  send(head_text(head) + (head_only_ ? std::string() : std::move(reply.body)),
-       [self = shared_from_this()] { self->end_answer(); });
+  std::string out = head_text(head);
+  if (!head_only_) out += reply.body;
+  bytes_left_ = 0;
+  send(std::move(out), [self = shared_from_this()] { self->end_answer(); });
 }
 
 void HttpConnection::forsake() {
@@ -501,6 +507,7 @@ void HttpConnection::send(std::string bytes, std::move_only_function<void()> don
 void HttpConnection::end_answer() {
   head_sent_ = false;
   bytes_left_.reset();
+  if (client_closed_) return close();
   if (!keep_alive_ || server_->draining) return linger();
   phase_ = Phase::kIdle;
   if (buffer_.size() > 0 && !waiting_for_bytes_) return read_head();

@@ -241,6 +241,27 @@ TEST_F(HttpServerTest, TellsNothingOnceTheAnswerIsComplete) {
   EXPECT_FALSE(gone);
 }
 
+TEST_F(HttpServerTest, TakesNobodyForGoneWhoHasAllAnnouncedBytes) {
+  serve();
+  TestPeer peer = client();
+  peer.send("GET / HTTP/1.1\r\n\r\n");
+  HttpResponder responder = next().responder;
+  bool gone = false;
+  bool taken = false;
+  responder.on_gone([&] { gone = true; });
+
+  responder.start({.content_bytes = 4});
+  responder.write("body", [&] { taken = true; });
+  peer.take_until(loop_, "body");
+  peer.close();
+  loop_.until("the write is done", [&] { return taken; });
+  loop_.settle();
+  responder.finish();
+
+  loop_.until("the connection is closed", [&] { return server_->connections() == 0; });
+  EXPECT_FALSE(gone);
+}
+
 TEST_F(HttpServerTest, AnswersARequestThatWasDroppedWithAnError) {
   serve();
   TestPeer peer = client();
