@@ -61,16 +61,16 @@ using Command = std::variant<Receive, Abandon, Decline, Send, Cancel, Withdraw>;
 // When the steps of a transfer happened on this machine's clock; unset where a step did not happen.
 struct ReceiveTimes {
   Instant received{};  // the engine's Receive was taken
-  std::optional<Instant> registered;
-  std::optional<Instant> ended;
-  SendTimes producer;  // of the last producer rank that delivered, before its Delivered
+  std::optional<Instant> registered{};
+  std::optional<Instant> ended{};
+  SendTimes producer{};  // of the last producer rank that delivered, before its Delivered
 };
 struct SendingTimes {
   Instant offered{};  // the engine's Send was taken
-  std::optional<Instant> matched;
-  std::optional<Instant> first_post;
-  std::optional<Instant> last_post;
-  std::optional<Instant> completed;
+  std::optional<Instant> matched{};
+  std::optional<Instant> first_post{};
+  std::optional<Instant> last_post{};
+  std::optional<Instant> completed{};
 };
 
 // Without an error every byte asked for is in the blocks. Either way the blocks are the engine's again, and nothing
@@ -78,7 +78,7 @@ struct SendingTimes {
 struct ReceiveEnded {
   RequestId request;
   TransferId transfer_id;
-  std::optional<ErrorCode> error;
+  std::optional<ErrorCode> error{};
   std::uint64_t bytes = 0;
   std::uint32_t tokens = 0;
   Endpoint producer;
@@ -89,7 +89,7 @@ struct ReceiveEnded {
 struct SendEnded {
   RequestId request;
   TransferId transfer_id;
-  std::optional<ErrorCode> error;
+  std::optional<ErrorCode> error{};
   std::uint64_t bytes = 0;
   std::uint32_t tokens = 0;
   SendingTimes times;

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kvpush/base/instant.h"
+#include "kvpush/metrics/metrics.h"
+#include "kvpush/metrics/transfer_log.h"
+#include "kvpush/protocol/command.h"
+#include "kvpush/protocol/consumer.h"
+#include "kvpush/protocol/producer.h"
+
+namespace kvpush {
+
+// The engine took the event of a received transfer.
+struct SeenByEngine {
+  std::uint64_t record = 0;  // of the transfer log
+  Instant ended{};           // when the event was made
+  Instant seen{};
+};
+
+// What one rank tells people and Prometheus of itself.
+//
+// Job: keeps the ended transfers, counts and measures them, renders transfers and metrics.
+// Not here: serving them.
+// Owner: AgentCore.
+// Thread: agent role.
+class Report {
+ public:
+  struct Wire {
+    std::string transport;
+    std::string wire;
+  };
+  explicit Report(const std::vector<Wire>& wires);
+
+  // The number of the record made of it.
+  std::uint64_t ended(const EngineEvent& event);
+  void seen(const SeenByEngine& seen);
+
+  // {"live": [...], "ended": [...]}, docs/directory.md.
+  std::string transfers(const Producer& producer, const Consumer& consumer) const;
+  // docs/metrics.md.
+  std::string metrics(const Producer& producer, const Consumer& consumer);
+
+ private:
+  std::uint64_t add(const ReceiveEnded& event);
+  std::uint64_t add(const SendEnded& event);
+  // A counter of the registry follows one that a machine keeps.
+  void follow(const char* name, const char* help, std::uint64_t total, const Labels& labels = {});
+  void level(const char* name, const char* help, std::size_t value, const Labels& labels = {});
+
+  Registry registry_;
+  TransferLog log_;
+  Histogram& receive_seconds_;
+  Histogram& seen_seconds_;
+  Histogram& send_seconds_;
+  Histogram& receive_bytes_;
+};
+
+}  // namespace kvpush
