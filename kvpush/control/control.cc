@@ -233,7 +233,7 @@ void Connection::start() {
   set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(kProbeInterval.count()));
   set_option(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds(kSilenceMax).count()));
   events_.connected();
-  if (is_live()) flush();
+  if (state_ == State::kOpen) flush();
   if (is_live()) read_length();
 }
 
@@ -270,12 +270,13 @@ void Connection::on_body() {
 void Connection::send(const Message& message) {
   if (state_ != State::kConnecting && state_ != State::kOpen) return;
   if (const auto encoded = encode(message, out_); !encoded) return end(encoded.error());
-  if (state_ == State::kOpen && !waiting_) flush();
+  if (state_ == State::kOpen) flush();
   if (out_.size() - sent_ > kSendQueueBytesMax) end({ErrorCode::kFull, "the peer does not read what it is sent"});
 }
 
 // Asio's own asynchronous write would not say how much of it is done, which close() has to know.
 void Connection::flush() {
+  if (waiting_) return;
   write_out();
   if (state_ != State::kOpen || out_.empty()) return;
   waiting_ = true;

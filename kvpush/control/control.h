@@ -21,7 +21,8 @@ class io_context;
 
 namespace kvpush {
 
-// The kernel repeats a lost first packet after one and three seconds; two tries of this fit session_limit.
+// The kernel repeats a lost first packet after one and three seconds; half of session_limit, so that a second try has a
+// chance.
 inline constexpr Duration kConnectLimit = std::chrono::seconds{5};
 // Bytes that wait for a peer to read: every registration a consumer can have (kRegistrationsMax, 256 bytes or less of
 // each), or one message of any size while another leaves.
