@@ -51,7 +51,7 @@ Model draw_model() {
   Model model{.layers = draw(1, 4),
               .heads = draw(1, 4),
               .groups = draw(1, 2),
-              .tokens = draw(1, 20),
+              .tokens = draw(1, 40),
               .components = {Component::kKey, Component::kValue},
               .element_bytes = draw(1, 2),
               .inner_bytes = 0};
@@ -71,7 +71,7 @@ EngineGroups draw_groups(const Model& model) {
   groups.number.resize(model.groups);
   std::iota(groups.number.begin(), groups.number.end(), std::uint16_t{0});
   shuffle(groups.number);
-  for (std::uint32_t i = 0; i < model.groups; ++i) groups.block_tokens.push_back(draw(1, 6));
+  for (std::uint32_t i = 0; i < model.groups; ++i) groups.block_tokens.push_back(draw(1, 8));
   return groups;
 }
 
@@ -124,7 +124,7 @@ std::uint32_t blocks_for(std::uint32_t tokens, std::uint32_t block_tokens) {
 std::vector<BlockId> draw_blocks(std::uint32_t count, std::uint32_t block_count) {
   std::vector<BlockId> blocks(block_count);
   for (std::uint32_t i = 0; i < block_count; ++i) blocks[i] = BlockId{i};
-  if (draw_chance(2)) shuffle(blocks);
+  if (draw_chance(3)) shuffle(blocks);
   const std::uint32_t skipped = draw(0, block_count - count);
   return {blocks.begin() + skipped, blocks.begin() + skipped + count};
 }
@@ -272,8 +272,8 @@ Pair draw_pair() {
       draw_rank(pair.model, pair.consumer_groups, draw_heads(0, pair.model.heads, pair.model.heads), every_layer);
   pair.producers = draw_producers(pair.model, pair.producer_groups);
   pair.consumer_rank = draw(0, 7);
-  pair.tokens.first = draw(0, pair.model.tokens);
-  pair.tokens.end = draw(pair.tokens.first, pair.model.tokens);
+  pair.tokens.end = draw_chance(2) ? pair.model.tokens : draw(0, pair.model.tokens);
+  pair.tokens.first = draw_chance(2) ? std::min(pair.tokens.end, draw(0, 8)) : draw(0, pair.tokens.end);
   if (draw_chance(2)) remove_blocks(pair);
 
   RC_ASSERT(validate(pair.consumer.layout).has_value());

@@ -201,6 +201,39 @@ TEST(PairPlan, MergesContiguousBlocksOfDifferentSizes) {
   }
 }
 
+TEST(PairPlan, FillsUpALargerBlockBeforeItTakesWholeOnes) {
+  // Pages end with a gap, so that neither blocks nor their parts merge.
+  RankLayout producer = latent(1'000, 2);
+  RankLayout consumer = latent(50'000, 4);
+  producer.planes[0].block_stride_bytes = 40;
+  consumer.planes[0].block_stride_bytes = 100;
+  const PairPlan plan = make(producer, consumer);
+
+  const auto runs = runs_of(plan, {2, 12}, table({0, 1, 2, 3, 4, 5}), table({0, 1, 2}));
+
+  std::vector<Descriptor> descriptors;
+  Cursor{}.take(runs, 16, 1'000'000, descriptors);
+  std::ranges::sort(descriptors, {}, &Descriptor::local);
+  const std::vector<Descriptor> one_for_each_block_of_two{
+      {1'040, 50'032, 32}, {1'080, 50'100, 32}, {1'120, 50'132, 32}, {1'160, 50'200, 32}, {1'200, 50'232, 32}};
+  EXPECT_EQ(descriptors, one_for_each_block_of_two);
+}
+
+TEST(PairPlan, PairsConsecutiveBlocksOfSizesThatDoNotDivide) {
+  RankLayout consumer = latent(50'000, 3);
+  consumer.planes[0].block_stride_bytes = 100;
+  const PairPlan plan = make(latent(1'000, 2), consumer);
+
+  const auto runs = runs_of(plan, {0, 12}, table({0, 1, 2, 3, 4, 5}), table({0, 1, 2, 3}));
+
+  std::vector<Descriptor> descriptors;
+  Cursor{}.take(runs, 16, 1'000'000, descriptors);
+  const std::vector<Descriptor> pieces{{1'000, 50'000, 32}, {1'032, 50'032, 16}, {1'048, 50'100, 16},
+                                       {1'064, 50'116, 32}, {1'096, 50'200, 32}, {1'128, 50'232, 16},
+                                       {1'144, 50'300, 16}, {1'160, 50'316, 32}};
+  EXPECT_EQ(descriptors, pieces);
+}
+
 TEST(PairPlan, PairsBlockSizesThatDoNotDivide) {
   const PairPlan plan = make(latent(1'000, 2), latent(50'000, 3));
 
