@@ -7,7 +7,6 @@ executor the scheduler lives in its process.
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import torch
@@ -16,6 +15,17 @@ from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.core.block_pool import BlockPool
 
 POISON = 3.0  # finite, so that slots nobody has written do not spoil attention
+
+_pools: list[BlockPool] = []
+_make_pool = BlockPool.__init__
+
+
+def _make_and_remember(pool: BlockPool, *arguments, **more) -> None:
+    _make_pool(pool, *arguments, **more)
+    _pools.append(pool)
+
+
+BlockPool.__init__ = _make_and_remember  # vLLM imports this module before its scheduler makes the pool
 
 
 class KvReader:
@@ -61,7 +71,7 @@ class KvReader:
         return {"elements": elements}
 
     def kv_free_blocks(self) -> dict[str, int]:
-        (pool,) = (thing for thing in gc.get_objects() if isinstance(thing, BlockPool))
+        (pool,) = _pools
         return {"free": pool.get_num_free_blocks(), "all": pool.num_gpu_blocks}
 
 
