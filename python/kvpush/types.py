@@ -1,0 +1,97 @@
+"""What Python and the agent say to each other, as plain values.
+
+They can be pickled, since a scheduler and its workers may be different processes. The native module reads commands and
+planes by the names of these classes and fields. Block tables are one array of block ids (uint32) for each KV cache
+group: entry i is the block of tokens [i * B, (i + 1) * B), B the group's block size, or `ABSENT`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+BlockTables = tuple[npt.NDArray[np.uint32], ...]
+ABSENT = 0xFFFFFFFF
+
+
+class Receive(NamedTuple):
+    """Consumer: tokens [first, end) of this request shall come from the engine whose directory is host:port.
+
+    The blocks are the agent's until the request's "receive" event.
+    """
+
+    request: str
+    transfer_id: str
+    host: str
+    port: int
+    first: int
+    end: int
+    tables: BlockTables
+
+
+class Abandon(NamedTuple):
+    """Consumer: the request is no longer wanted; its event follows as soon as nothing can land any more."""
+
+    request: str
+
+
+class Decline(NamedTuple):
+    """Consumer: nothing is needed of this transfer."""
+
+    transfer_id: str
+    host: str
+    port: int
+
+
+class Send(NamedTuple):
+    """Producer: tokens [0, token_count) are complete in these blocks, which stay unchanged until the "send" event."""
+
+    request: str
+    transfer_id: str
+    token_count: int
+    tables: BlockTables
+
+
+class Cancel(NamedTuple):
+    """Producer: stop sending; the event follows as soon as no posted write reads the blocks."""
+
+    request: str
+
+
+class Withdraw(NamedTuple):
+    """Producer: the request of this transfer ended without complete KV."""
+
+    transfer_id: str
+
+
+Command = Receive | Abandon | Decline | Send | Cancel | Withdraw
+
+
+class Event(NamedTuple):
+    """The end of a Receive or a Send: each has exactly one. `error` is None, or the name of an error code."""
+
+    kind: Literal["receive", "send"]
+    request: str
+    error: str | None
+
+
+class Plane(NamedTuple):
+    """One (layer, component) of a rank's KV cache: kvpush/layout/layout.h has the same fields and their meaning."""
+
+    layer: str
+    component: Literal["key", "value", "latent", "state"]
+    group: int
+    dtype: str
+    element_bytes: int
+    block_tokens: int
+    block_count: int
+    head_first: int
+    head_count: int
+    head_total: int
+    base: int
+    block_stride_bytes: int
+    head_stride_bytes: int
+    token_stride_bytes: int
+    inner_bytes: int

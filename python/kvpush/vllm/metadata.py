@@ -1,0 +1,20 @@
+"""What the scheduler half tells the worker halves in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvpush.types import Command
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything of one engine step; the same object may be read by several workers, so nobody changes it.
+
+    `refused` are requests that wait for KV which will not come: the workers report them as failed. `idle` says that the
+    step computes nothing.
+    """
+
+    commands: list[Command] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    idle: bool = False

@@ -1,0 +1,268 @@
+"""The scheduler half: what each request means for the agents.
+
+Pure: no vLLM, no agent, no clock. `connector.py` calls it from vLLM's scheduler hooks, in the order that vLLM
+documents; tests call it in that order and in wrong ones. No value that a client controls makes it raise, since that
+would end the engine.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvpush.types import ABSENT, Abandon, BlockTables, Command, Decline, Receive, Send, Withdraw
+from kvpush.vllm import params as transfer_params
+from kvpush.vllm.metadata import Step
+from kvpush.vllm.params import BadParams, DecodeLeg, PrefillLeg
+
+log = logging.getLogger(__name__)
+
+# Calls whose made-up transfer id is remembered for their other prompts: those arrive right behind the first.
+MADE_IDS_MAX = 1024
+# vLLM pads tables with its null block (outside a sliding window), which holds nobody's KV.
+NULL_BLOCK = 0
+
+
+class State(enum.Enum):
+    """Of a decode leg."""
+
+    NEW = enum.auto()  # no blocks yet
+    RECEIVING = enum.auto()  # the agents were told to receive, or the request to fail
+    LOCAL = enum.auto()  # what it still needs, this engine computes
+
+
+@dataclass
+class Decode:
+    """A request whose prompt is computed elsewhere; `leg` is None if its params cannot be used."""
+
+    leg: DecodeLeg | None
+    prompt_tokens: int
+    first_sample: str | None
+    state: State = State.NEW
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A request whose KV goes elsewhere; `made_id` is what the client must be told."""
+
+    transfer_id: str
+    prompt_tokens: int
+    call_id: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the scheduler half knows of its engine.
+
+    `host` and `port` are the directory's address for others. KV can be copied in units of `unit_tokens` tokens: 1, or
+    the block size if the attention backend interleaves the tokens of a block.
+    """
+
+    host: str
+    port: int
+    produces: bool
+    consumes: bool
+    unit_tokens: int = 1
+
+
+class SchedulerHalf:
+    """Follows each request from its arrival to its end, and collects commands for the next step."""
+
+    def __init__(self, engine: Engine, make_id: Callable[[], str] = lambda: uuid.uuid4().hex) -> None:
+        self.counts: Counter[str] = Counter()
+        self._engine = engine
+        self._make_id = make_id
+        self._made_ids: OrderedDict[str, str] = OrderedDict()
+        self._decodes: dict[str, Decode] = {}
+        self._prefills: dict[str, Prefill] = {}
+        self._sending: dict[str, str] = {}  # request -> transfer id, from finish to report
+        self._transfers: dict[DecodeLeg | str, str] = {}  # what is in use -> its request
+        self._commands: list[Command] = []
+        self._refused: list[str] = []
+
+    # The life of a request, in vLLM's order.
+
+    def arrived(self, request: str, prompt_tokens: int, params: Any) -> None:
+        """on_new_request."""
+        try:
+            leg = transfer_params.parse(params)
+            if isinstance(leg, DecodeLeg):
+                self._decode_arrived(request, prompt_tokens, leg)
+            elif isinstance(leg, PrefillLeg):
+                self._prefill_arrived(request, prompt_tokens, leg)
+        except BadParams as bad:
+            self._count("bad_params", request, str(bad))
+            if transfer_params.wants_remote_prefill(params):
+                self._decodes[request] = Decode(None, prompt_tokens, None)
+
+    def tokens_to_receive(self, request: str, cached_tokens: int) -> tuple[int | None, bool]:
+        """get_num_new_matched_tokens: how many tokens beyond the cached ones will come, and whether asynchronously.
+
+        All but the last prompt token, which decode must compute anyway to have something to sample from. Asking for it
+        too would make vLLM put a block into its prefix cache whose last slot is not there yet. None: ask again later.
+        """
+        decode = self._decodes.get(request)
+        if decode is None or decode.state is not State.NEW:
+            return 0, False
+        if decode.first_sample is not None:
+            first = self._decodes.get(decode.first_sample)
+            return (0, False) if first is None or first.state is State.LOCAL else (None, False)
+        decode.cached_tokens = cached_tokens
+        wanted = decode.prompt_tokens - 1 - cached_tokens
+        return (wanted, True) if wanted > 0 else (0, False)
+
+    def allocated(self, request: str, block_ids: Sequence[Sequence[int]], tokens: int) -> None:
+        """update_state_after_alloc: all blocks of the request, by group, and how many tokens shall come."""
+        decode = self._decodes.get(request)
+        if decode is None:
+            return
+        if decode.state is State.NEW and tokens > 0:
+            decode.state = State.RECEIVING
+            if decode.leg is None:
+                self._refused.append(request)
+            else:
+                self._commands.append(self._receive(request, decode, decode.leg, block_ids, tokens))
+            return
+        if decode.state is State.NEW:
+            self._decline(request, decode)
+        decode.state = State.LOCAL
+
+    def finished(
+        self, request: str, complete: bool, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """request_finished: whether its blocks must be kept until it is reported as sent, and params for the client.
+
+        `complete` says that the request ended as asked, with the KV of its whole prompt in `block_ids`.
+        """
+        self._decode_finished(request)
+        prefill = self._prefills.pop(request, None)
+        if prefill is None:
+            return False, None
+        if not complete:
+            self._transfers.pop(prefill.transfer_id)
+            self._commands.append(Withdraw(prefill.transfer_id))
+            return False, None
+        tokens = self._whole_units(prefill.prompt_tokens)
+        self._sending[request] = prefill.transfer_id
+        self._commands.append(Send(request, prefill.transfer_id, tokens, tables(block_ids)))
+        return True, {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "transfer_id": prefill.call_id,
+            "remote_host": self._engine.host,
+            "remote_port": self._engine.port,
+        }
+
+    def reported(self, sent: Iterable[str]) -> None:
+        """update_connector_output: all workers have reported these requests."""
+        for request in sent:
+            transfer_id = self._sending.pop(request, None)
+            if transfer_id is not None:
+                self._transfers.pop(transfer_id)
+
+    # Steps.
+
+    def take_step(self, scheduled_tokens: int) -> Step:
+        """build_connector_meta: everything since the last call."""
+        step = Step(self._commands, self._refused, idle=scheduled_tokens == 0)
+        self._commands, self._refused = [], []
+        return step
+
+    def has_something_to_say(self) -> bool:
+        """has_pending_push_work: a step is needed although no request may be left to run."""
+        return bool(self._commands or self._refused)
+
+    def requests(self) -> int:
+        """How many requests it follows; 0 when all have ended."""
+        return len(self._decodes) + len(self._prefills) + len(self._sending)
+
+    # Decode legs.
+
+    def _decode_arrived(self, request: str, prompt_tokens: int, leg: DecodeLeg) -> None:
+        if not self._engine.consumes:
+            raise BadParams("do_remote_prefill, but this engine is a kv_producer")
+        first_sample = transfer_params.first_sample_of(request)
+        if first_sample is not None:
+            self._count("later_samples", request, "its prompt's KV comes with the first sample", logging.DEBUG)
+            self._decodes[request] = Decode(leg, prompt_tokens, first_sample)
+            return
+        leg = DecodeLeg(transfer_params.transfer_of(leg.transfer_id, request), leg.host, leg.port)
+        if leg in self._transfers:
+            raise BadParams(f"request {self._transfers[leg]} of this engine receives that transfer")
+        self._transfers[leg] = request
+        self._decodes[request] = Decode(leg, prompt_tokens, None)
+
+    def _receive(
+        self, request: str, decode: Decode, leg: DecodeLeg, block_ids: Sequence[Sequence[int]], tokens: int
+    ) -> Receive:
+        first = decode.cached_tokens  # whole blocks: vLLM rounds its own hits down
+        end = self._whole_units(first + tokens)
+        return Receive(request, leg.transfer_id, leg.host, leg.port, first, end, tables(block_ids))
+
+    def _decline(self, request: str, decode: Decode) -> None:
+        if decode.leg is None or decode.first_sample is not None:
+            return
+        self._commands.append(Decline(decode.leg.transfer_id, decode.leg.host, decode.leg.port))
+
+    def _decode_finished(self, request: str) -> None:
+        decode = self._decodes.pop(request, None)
+        if decode is None:
+            return
+        if decode.leg is not None and decode.first_sample is None:
+            self._transfers.pop(decode.leg)
+        if decode.state is State.NEW:
+            self._decline(request, decode)
+        elif decode.state is State.RECEIVING and decode.leg is not None:
+            # vLLM keeps the blocks until the workers report the request, which they do when nothing can land any more.
+            self._commands.append(Abandon(request))
+
+    # Prefill legs.
+
+    def _prefill_arrived(self, request: str, prompt_tokens: int, leg: PrefillLeg) -> None:
+        if not self._engine.produces:
+            raise BadParams("do_remote_decode, but this engine is a kv_consumer")
+        if transfer_params.first_sample_of(request) is not None:
+            self._count("later_samples", request, "its prompt's KV goes with the first sample", logging.DEBUG)
+            return
+        call_id = leg.transfer_id if leg.transfer_id is not None else self._made_id(request)
+        transfer_id = transfer_params.transfer_of(call_id, request)
+        if transfer_id in self._transfers:
+            raise BadParams(f"request {self._transfers[transfer_id]} of this engine has that transfer_id")
+        self._transfers[transfer_id] = request
+        self._prefills[request] = Prefill(transfer_id, prompt_tokens, call_id)
+
+    def _made_id(self, request: str) -> str:
+        """A transfer id for a call without one; the later prompts of a call share that of the first."""
+        call, index = transfer_params.prompt_of(request)
+        if index > 0 and call in self._made_ids:
+            return self._made_ids[call]
+        made = self._made_ids[call] = self._make_id()
+        self._made_ids.move_to_end(call)
+        if len(self._made_ids) > MADE_IDS_MAX:
+            self._made_ids.popitem(last=False)
+        return made
+
+    # Both.
+
+    def _whole_units(self, tokens: int) -> int:
+        return -(-tokens // self._engine.unit_tokens) * self._engine.unit_tokens
+
+    def _count(self, what: str, request: str, text: str, level: int = logging.WARNING) -> None:
+        self.counts[what] += 1
+        log.log(level, "kvpush: request %s: %s", request, text)
+
+
+def tables(block_ids: Sequence[Sequence[int]]) -> BlockTables:
+    """vLLM's block ids of each group as the agent's block tables."""
+    arrays = tuple(np.array(ids, dtype=np.uint32) for ids in block_ids)
+    for array in arrays:
+        array[array == NULL_BLOCK] = ABSENT
+    return arrays

@@ -1,0 +1,108 @@
+"""The worker half: hands commands to the agent, and tells vLLM what ended.
+
+Pure but for its agent, which tests replace. A wrong report ends the engine, so each id is followed here: it is reported
+once, and only if a step announced it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import NamedTuple, Protocol
+
+from kvpush.types import Abandon, Cancel, Command, Receive, Send
+from kvpush.vllm.metadata import Step
+
+log = logging.getLogger(__name__)
+
+# Well below what the agent's mailbox holds (kMailboxCommandsMax), so that a storm of aborts passes in pieces.
+COMMANDS_PER_CALL = 4096
+
+
+class AgentLike(Protocol):
+    """The part of `kvpush.Agent` that is used here."""
+
+    def submit(self, commands: list[Command]) -> bool: ...
+    def take_events(self) -> list[tuple[str, str, str | None]]: ...
+    def wait(self, limit_s: float) -> bool: ...
+
+
+class Results(NamedTuple):
+    """Request ids to report; those that failed are among the received too, as vLLM asks for."""
+
+    sent: set[str]
+    received: set[str]
+    failed: set[str]
+
+
+class WorkerHalf:
+    """Follows each announced request until it is reported."""
+
+    def __init__(self, agent: AgentLike, idle_wait_s: float) -> None:
+        self.counts: Counter[str] = Counter()
+        self._agent = agent
+        self._idle_wait_s = idle_wait_s
+        self._announced: dict[str, str] = {}  # request -> kind of the event that it waits for
+        self._refused: set[str] = set()
+        self._unsent: list[Command] = []  # a full agent takes them later
+        self._idle = False
+
+    def begin(self, step: Step) -> None:
+        """Before the step's forward pass: what it announces goes to the agent at once.
+
+        A Send may go now too: its request finished in an earlier step, whose forward pass is over.
+        """
+        self._idle = step.idle
+        self._refused.update(step.refused)
+        self._unsent += [command for command in step.commands if self._announce(command)]
+        self._submit()
+
+    def poll(self) -> Results:
+        """After the step: what has ended since the last call. An idle step waits a little for something to end."""
+        self._submit()
+        if self._idle and self._announced and not self._refused:
+            self._agent.wait(self._idle_wait_s)
+        self._idle = False
+        results = Results(set(), self._refused, set(self._refused))
+        self._refused = set()
+        for kind, request, error in self._agent.take_events():
+            self._end(results, kind, request, error)
+        return results
+
+    def outstanding(self) -> int:
+        """Requests announced and not yet reported."""
+        return len(self._announced) + len(self._refused)
+
+    def _announce(self, command: Command) -> bool:
+        """Notes what will end; False for a command that the agent need not hear."""
+        match command:
+            case Receive() | Send():
+                if command.request in self._announced:
+                    self._count("announced_twice", command.request, "announced again before its end; ignored")
+                    return False
+                self._announced[command.request] = "receive" if isinstance(command, Receive) else "send"
+            case Abandon() | Cancel():
+                return command.request in self._announced
+        return True
+
+    def _submit(self) -> None:
+        while self._unsent and self._agent.submit(self._unsent[:COMMANDS_PER_CALL]):
+            del self._unsent[:COMMANDS_PER_CALL]
+
+    def _end(self, results: Results, kind: str, request: str, error: str | None) -> None:
+        if self._announced.get(request) != kind:
+            self._count("unexpected_events", request, f"a {kind} ended that was not announced; ignored")
+            return
+        del self._announced[request]
+        if error is not None:
+            self._count(f"{kind}_errors", request, f"{kind} ended with {error}")
+        if kind == "send":
+            results.sent.add(request)
+            return
+        results.received.add(request)
+        if error is not None:
+            results.failed.add(request)
+
+    def _count(self, what: str, request: str, text: str) -> None:
+        self.counts[what] += 1
+        log.warning("kvpush: request %s: %s", request, text)

@@ -1,0 +1,136 @@
+#include "convert.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <variant>
+
+#include "kvpush/layout/block_table.h"
+
+namespace nb = nanobind;
+
+namespace kvpush::python {
+namespace {
+
+template <class T>
+T field(nb::handle object, const char* name) {
+  return nb::cast<T>(object.attr(name));
+}
+
+Endpoint producer_of(nb::handle command) {
+  return {field<std::string>(command, "host"), field<std::uint16_t>(command, "port")};
+}
+
+BlockTables to_tables(nb::handle arrays) {
+  using Ids = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  BlockTables tables;
+  std::vector<BlockId> blocks;
+  for (nb::handle array : arrays) {
+    const auto ids = nb::cast<Ids>(array);
+    blocks.clear();
+    for (std::size_t i = 0; i < ids.shape(0); ++i) blocks.push_back({ids(i)});
+    tables.push_back(pack(blocks));
+  }
+  return tables;
+}
+
+Command to_command(nb::handle command) {
+  const auto kind = nb::cast<std::string>(command.type().attr("__name__"));
+  const auto text = [&](const char* name) { return field<std::string>(command, name); };
+  if (kind == "Receive") {
+    return Receive{.request = text("request"),
+                   .transfer_id = text("transfer_id"),
+                   .producer = producer_of(command),
+                   .tokens = {field<std::uint32_t>(command, "first"), field<std::uint32_t>(command, "end")},
+                   .tables = to_tables(command.attr("tables"))};
+  }
+  if (kind == "Send") {
+    return Send{.request = text("request"),
+                .transfer_id = text("transfer_id"),
+                .token_count = field<std::uint32_t>(command, "token_count"),
+                .tables = to_tables(command.attr("tables"))};
+  }
+  if (kind == "Decline") return Decline{.transfer_id = text("transfer_id"), .producer = producer_of(command)};
+  if (kind == "Abandon") return Abandon{.request = text("request")};
+  if (kind == "Cancel") return Cancel{.request = text("request")};
+  if (kind == "Withdraw") return Withdraw{.transfer_id = text("transfer_id")};
+  throw nb::type_error(("no command of kvpush: " + kind).c_str());
+}
+
+Component to_component(const std::string& name) {
+  for (const Component one : {Component::kKey, Component::kValue, Component::kLatent, Component::kState}) {
+    if (component_name(one) == name) return one;
+  }
+  throw nb::value_error(("no component of a KV cache: " + name).c_str());
+}
+
+Plane to_plane(nb::handle plane) {
+  const auto u32 = [&](const char* name) { return field<std::uint32_t>(plane, name); };
+  const auto u64 = [&](const char* name) { return field<std::uint64_t>(plane, name); };
+  return {.layer = field<std::string>(plane, "layer"),
+          .component = to_component(field<std::string>(plane, "component")),
+          .group = field<std::uint16_t>(plane, "group"),
+          .dtype = field<std::string>(plane, "dtype"),
+          .element_bytes = u32("element_bytes"),
+          .block_tokens = u32("block_tokens"),
+          .block_count = u32("block_count"),
+          .heads = {u32("head_first"), u32("head_count"), u32("head_total")},
+          .base = u64("base"),
+          .block_stride_bytes = u64("block_stride_bytes"),
+          .head_stride_bytes = u64("head_stride_bytes"),
+          .token_stride_bytes = u64("token_stride_bytes"),
+          .inner_bytes = u64("inner_bytes")};
+}
+
+nb::object name_or_none(std::optional<ErrorCode> error) {
+  if (!error) return nb::none();
+  return nb::cast(std::string(error_name(*error)));
+}
+
+}  // namespace
+
+void raise_error(const Error& error) {
+  const nb::object type = nb::module_::import_("kvpush.errors").attr("Error");
+  const nb::object value = type(std::string(error_name(error.code)), error.what);
+  PyErr_SetObject(type.ptr(), value.ptr());
+  throw nb::python_error();
+}
+
+std::vector<Command> to_commands(const nb::list& commands) {
+  std::vector<Command> converted;
+  converted.reserve(commands.size());
+  for (nb::handle command : commands) converted.push_back(to_command(command));
+  return converted;
+}
+
+RankLayout to_layout(const nb::list& planes) {
+  RankLayout layout;
+  layout.planes.reserve(planes.size());
+  for (nb::handle plane : planes) layout.planes.push_back(to_plane(plane));
+  return layout;
+}
+
+std::vector<MemoryRange> to_regions(const nb::list& regions) {
+  std::vector<MemoryRange> converted;
+  for (nb::handle region : regions) {
+    converted.push_back({nb::cast<std::uint64_t>(region[0]), nb::cast<std::uint64_t>(region[1])});
+  }
+  return converted;
+}
+
+nb::list to_python(const std::vector<EngineEvent>& events) {
+  nb::list converted;
+  for (const EngineEvent& event : events) {
+    const char* kind = std::holds_alternative<ReceiveEnded>(event) ? "receive" : "send";
+    std::visit(
+        [&](const auto& ended) { converted.append(nb::make_tuple(kind, ended.request, name_or_none(ended.error))); },
+        event);
+  }
+  return converted;
+}
+
+}  // namespace kvpush::python

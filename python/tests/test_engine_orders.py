@@ -1,0 +1,566 @@
+"""Both halves of the connector under a model of vLLM's scheduler, in its orders and in wrong ones."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from engine import BLOCK, FakeEngine, decode_params, prefill_params
+
+from kvpush.types import ABSENT, Abandon, Decline, Receive, Send, Withdraw
+from kvpush.vllm.scheduler import tables
+
+both_depths = pytest.mark.parametrize("depth", [1, 2], ids=["one batch", "two batches in flight"])
+
+
+# Decode.
+
+
+@both_depths
+def test_decode_receives_all_but_the_last_prompt_token_and_computes_that_one(depth):
+    engine = FakeEngine(depth=depth)
+    request = engine.add("d", 100, decode_params(), output=3)
+    engine.step()
+
+    (receive,) = engine.agent.told(Receive)
+    assert (receive.request, receive.transfer_id, receive.host, receive.port) == ("d", "t", "10.0.0.2", 4712)
+    assert (receive.first, receive.end) == (0, 99)
+    assert receive.tables[0].tolist() == request.blocks
+
+    engine.agent.end("d")
+    engine.run()
+    assert (request.outcome, request.local) == ("stopped", 1)
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_decode_with_a_prefix_hit_receives_what_is_missing(depth):
+    engine = FakeEngine(depth=depth)
+    request = engine.add("d", 100, decode_params(), cached=50)
+    engine.step()
+
+    (receive,) = engine.agent.told(Receive)
+    assert (receive.first, receive.end) == (48, 99)
+    engine.agent.end("d")
+    engine.run()
+    assert request.local == 1
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("prompt", "end"), [(2, 16), (17, 16), (18, 32), (33, 32), (34, 48)])
+def test_decode_asks_for_whole_units_where_tokens_are_interleaved(prompt, end):
+    engine = FakeEngine(unit=BLOCK)
+    engine.add("d", prompt, decode_params())
+    engine.step()
+
+    (receive,) = engine.agent.told(Receive)
+    assert (receive.first, receive.end) == (0, end)
+    assert len(receive.tables[0]) * BLOCK == end
+
+
+@pytest.mark.parametrize(("prompt", "cached"), [(1, 0), (17, 16), (49, 48)])
+def test_decode_that_needs_nothing_declines_so_that_prefill_lets_go(prompt, cached):
+    engine = FakeEngine()
+    request = engine.add("d", prompt, decode_params(), cached=cached)
+    engine.run()
+
+    assert engine.agent.commands == [Decline("t", "10.0.0.2", 4712)]
+    assert request.outcome == "stopped"
+    engine.assert_nothing_left()
+
+
+def test_decode_that_is_told_to_read_nothing_declines():
+    # vLLM throws the answer away for requests with prompt log-probabilities.
+    engine = FakeEngine()
+    engine.half.arrived("d", 100, decode_params())
+    assert engine.half.tokens_to_receive("d", 0) == (99, True)
+    engine.half.allocated("d", ([1, 2, 3, 4, 5, 6, 7],), 0)
+
+    assert engine.half.take_step(100).commands == [Decline("t", "10.0.0.2", 4712)]
+    assert engine.half.finished("d", True, ([],)) == (False, None)
+    assert not engine.half.has_something_to_say()
+
+
+def test_asking_how_much_comes_changes_nothing():
+    engine = FakeEngine()
+    engine.half.arrived("d", 100, decode_params())
+    answers = {engine.half.tokens_to_receive("d", 16) for _ in range(10)}
+    assert answers == {(83, True)}
+    assert not engine.half.has_something_to_say()
+
+
+@both_depths
+def test_failed_receive_ends_the_request_under_policy_fail(depth):
+    engine = FakeEngine(depth=depth)
+    request = engine.add("d", 100, decode_params())
+    engine.step()
+    engine.agent.end("d", "peer_lost")
+    engine.run()
+
+    assert request.outcome == "error"
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_failed_receive_is_computed_here_under_policy_recompute(depth):
+    engine = FakeEngine(depth=depth, recompute=True)
+    request = engine.add("d", 100, decode_params())
+    engine.step()
+    engine.agent.end("d", "timeout")
+    engine.run()
+
+    assert (request.outcome, request.failed, request.local) == ("stopped", True, 100)
+    assert len(engine.agent.told(Receive)) == 1
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_preempted_decode_computes_its_prompt_here(depth):
+    engine = FakeEngine(depth=depth)
+    request = engine.add("d", 100, decode_params(), output=10)
+    engine.step()
+    engine.agent.end("d")
+    while request.status != "running":
+        engine.step()
+    engine.preempt("d")
+    engine.run()
+
+    assert (request.outcome, request.local) == ("stopped", 101)
+    assert len(engine.agent.commands) == 1
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("params", ["bad", {"do_remote_prefill": 1}, {"do_remote_prefill": True}])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_bad_decode_params_end_that_request_alone(params, recompute):
+    engine = FakeEngine(recompute=recompute)
+    good = engine.add("good", 20, None)
+    bad = engine.add("bad", 100, params)
+    engine.run()
+
+    assert good.outcome == "stopped"
+    # What is no object is no decode leg; the request is served without transfer.
+    assert bad.outcome == ("stopped" if recompute or params == "bad" else "error")
+    assert engine.half.counts["bad_params"] == 1
+    assert engine.agent.commands == []
+    engine.assert_nothing_left()
+
+
+def test_a_second_request_for_a_transfer_in_use_is_refused():
+    engine = FakeEngine()
+    first = engine.add("a", 100, decode_params())
+    second = engine.add("b", 100, decode_params())
+    engine.step()
+    engine.agent.end("a")
+    engine.run()
+
+    assert (first.outcome, second.outcome) == ("stopped", "error")
+    engine.assert_nothing_left()
+    retry = engine.add("c", 100, decode_params())
+    engine.step()
+    engine.agent.end("c")
+    engine.run()
+    assert retry.outcome == "stopped"
+
+
+# Aborts of decode, at each point.
+
+
+def test_abort_before_blocks_declines():
+    engine = FakeEngine(blocks=2)
+    engine.add("d", 100, decode_params())
+    engine.step()
+    assert engine.agent.commands == []
+    engine.abort("d")
+    engine.run()
+
+    assert engine.agent.commands == [Decline("t", "10.0.0.2", 4712)]
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_abort_while_receiving_keeps_the_blocks_until_nothing_can_land(depth):
+    engine = FakeEngine(depth=depth)
+    engine.agent.slow = True
+    request = engine.add("d", 100, decode_params())
+    engine.step()
+    engine.abort("d")
+    for _ in range(10):
+        engine.step()
+    assert engine.agent.told(Abandon) == [Abandon("d")]
+    assert len(request.blocks) == 7
+
+    engine.agent.end("d", "aborted")
+    engine.run()
+    assert engine.ended["d"] is request
+    engine.assert_nothing_left()
+
+
+def test_abort_before_the_receive_was_shipped():
+    engine = FakeEngine()
+    engine.add("d", 100, decode_params())
+    engine.schedule()
+    engine.abort("d")
+    engine.run()
+
+    assert [type(command) for command in engine.agent.commands] == [Receive, Abandon]
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_abort_while_the_end_of_the_receive_is_on_its_way(depth):
+    engine = FakeEngine(depth=depth)
+    engine.add("d", 100, decode_params())
+    engine.step()
+    engine.agent.end("d")
+    scheduled = engine.schedule()
+    results = engine.execute(scheduled)
+    engine.abort("d")
+    engine.in_flight.append((scheduled, results))
+    while engine.in_flight:
+        engine.update(*engine.in_flight.popleft())
+    engine.run()
+
+    assert engine.agent.told(Abandon) == []
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_abort_after_the_report_and_before_promotion(depth):
+    engine = FakeEngine(depth=depth)
+    engine.add("d", 100, decode_params())
+    engine.step()
+    engine.agent.end("d")
+    while "d" not in engine.received:
+        engine.step()
+    engine.abort("d")
+    engine.run()
+
+    assert engine.agent.told(Abandon) == []
+    engine.assert_nothing_left()
+
+
+def test_abort_while_a_refused_request_waits_for_its_report():
+    engine = FakeEngine()
+    engine.add("d", 100, {"do_remote_prefill": True})
+    engine.schedule()
+    engine.abort("d")
+    engine.run()
+
+    assert engine.agent.commands == []
+    engine.assert_nothing_left()
+
+
+def test_request_that_the_front_end_rejected_lets_prefill_go():
+    engine = FakeEngine()
+    engine.half.arrived("call", 1, decode_params())
+    assert engine.half.finished("call", False, ([],)) == (False, None)
+    assert engine.half.has_something_to_say()
+    engine.run()
+
+    assert engine.agent.commands == [Decline("t", "10.0.0.2", 4712)]
+    engine.assert_nothing_left()
+
+
+# Prefill.
+
+
+@both_depths
+def test_prefill_sends_its_prompt_and_tells_where_it_is(depth):
+    engine = FakeEngine(depth=depth)
+    engine.chunk = 40
+    request = engine.add("p", 100, prefill_params())
+    while request.status != "finished":
+        assert engine.agent.commands == []
+        engine.step()
+    engine.step()
+
+    (send,) = engine.agent.told(Send)
+    assert (send.request, send.transfer_id, send.token_count) == ("p", "t", 100)
+    assert send.tables[0].tolist() == request.blocks
+    assert request.response == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "transfer_id": "t",
+        "remote_host": "10.0.0.1",
+        "remote_port": 4711,
+    }
+    for _ in range(5):
+        engine.step()
+    assert request.blocks
+    engine.agent.end("p")
+    engine.run()
+    engine.assert_nothing_left()
+
+
+def test_prefill_offers_whole_units_where_tokens_are_interleaved():
+    engine = FakeEngine(unit=BLOCK)
+    engine.add("p", 100, prefill_params())
+    engine.step()
+    engine.step()
+    (send,) = engine.agent.told(Send)
+    assert send.token_count == 112 and len(send.tables[0]) == 7
+
+
+def test_prefill_makes_a_transfer_id_that_decode_can_use():
+    engine = FakeEngine()
+    request = engine.add("cmpl-x-0-0123abcd", 100, prefill_params(None))
+    engine.step()
+    assert request.response["transfer_id"] == "made-0"
+
+    decode = FakeEngine()
+    decode.add("cmpl-y-0-0123abcd", 100, request.response)
+    decode.step()
+    (receive,) = decode.agent.told(Receive)
+    assert (receive.transfer_id, receive.host, receive.port) == ("made-0", "10.0.0.1", 4711)
+
+
+def test_failed_send_gives_the_blocks_back():
+    engine = FakeEngine()
+    engine.add("p", 100, prefill_params())
+    engine.step()
+    engine.step()
+    engine.agent.end("p", "timeout")
+    engine.run()
+    assert engine.worker.counts["send_errors"] == 1
+    engine.assert_nothing_left()
+
+
+@both_depths
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_abort_of_prefill_withdraws_and_frees_at_once(depth, steps):
+    engine = FakeEngine(depth=depth)
+    engine.chunk = 30
+    request = engine.add("p", 100, prefill_params())
+    for _ in range(steps):
+        engine.step()
+    engine.abort("p")
+    assert not request.blocks
+    engine.run()
+
+    assert engine.agent.commands == [Withdraw("t")]
+    engine.assert_nothing_left()
+
+
+def test_preempted_prefill_sends_once_and_what_it_computed_last():
+    engine = FakeEngine()
+    engine.chunk = 40
+    request = engine.add("p", 100, prefill_params())
+    engine.step()
+    old = list(request.blocks)
+    engine.preempt("p")
+    engine.free.reverse()
+    while request.status != "finished":
+        engine.step()
+    engine.step()
+
+    (send,) = engine.agent.told(Send)
+    assert send.tables[0].tolist() == request.blocks != old
+    engine.agent.end("p")
+    engine.run()
+    engine.assert_nothing_left()
+
+
+def test_prefill_that_ended_without_its_prompt_is_withdrawn():
+    engine = FakeEngine()
+    engine.half.arrived("p", 100, prefill_params())
+    assert engine.half.finished("p", False, ([],)) == (False, None)
+    assert engine.half.take_step(0).commands == [Withdraw("t")]
+
+
+@pytest.mark.parametrize("params", [7, [], "x", {"do_remote_decode": "yes"}, prefill_params(5), prefill_params("")])
+def test_bad_prefill_params_are_ignored_and_counted(params):
+    engine = FakeEngine()
+    request = engine.add("p", 100, params)
+    engine.run()
+
+    assert (request.outcome, request.response) == ("stopped", None)
+    assert engine.half.counts["bad_params"] == 1
+    assert engine.agent.commands == []
+    engine.assert_nothing_left()
+
+
+def test_a_transfer_id_in_use_by_another_prefill_is_ignored():
+    engine = FakeEngine()
+    engine.add("p", 100, prefill_params())
+    second = engine.add("q", 100, prefill_params())
+    engine.step()
+    engine.step()
+    assert len(engine.agent.told(Send)) == 1 and second.response is None
+    engine.agent.end("p")
+    engine.run()
+    engine.assert_nothing_left()
+
+
+# Several prompts, several samples.
+
+
+def test_prompts_of_one_call_are_transfers_of_their_own():
+    prefill, decode = FakeEngine(), FakeEngine()
+    requests = [prefill.add(f"cmpl-x-{i}-0123abc{i}", 100, prefill_params(None)) for i in range(3)]
+    prefill.step()
+    prefill.step()
+    ids = [send.transfer_id for send in prefill.agent.told(Send)]
+    assert ids == ["made-0", "made-0#1", "made-0#2"]
+
+    # A server answers with the params of the first prompt.
+    for i in range(3):
+        decode.add(f"cmpl-y-{i}-9123abc{i}", 100, requests[0].response)
+    decode.step()
+    assert [receive.transfer_id for receive in decode.agent.told(Receive)] == ids
+
+
+def test_a_later_call_with_the_same_request_id_gets_another_transfer_id():
+    engine = FakeEngine()
+    first = engine.add("cmpl-x-0-0123abcd", 100, prefill_params(None))
+    second = engine.add("cmpl-x-0-1123abcd", 100, prefill_params(None))
+    engine.step()
+    assert first.response["transfer_id"] != second.response["transfer_id"]
+
+
+@both_depths
+def test_later_samples_wait_for_the_first_and_are_not_transferred(depth):
+    engine = FakeEngine(depth=depth)
+    samples = [engine.add(f"{i}_cmpl-x-0-0123abcd", 100, decode_params()) for i in range(3)]
+    for _ in range(4):
+        engine.step()
+    assert [sample.status for sample in samples] == ["remote", "waiting", "waiting"]
+    assert len(engine.agent.commands) == 1
+
+    engine.agent.end(samples[0].id)
+    samples[1].cached = samples[2].cached = 99
+    engine.run()
+    assert [sample.outcome for sample in samples] == ["stopped"] * 3
+    assert [sample.local for sample in samples] == [1, 4, 4]
+    assert engine.half.counts["later_samples"] == 2
+    engine.assert_nothing_left()
+
+
+def test_later_samples_go_on_when_the_first_is_aborted():
+    engine = FakeEngine()
+    first, second = (engine.add(f"{i}_cmpl-x-0-0123abcd", 100, decode_params()) for i in range(2))
+    engine.step()
+    engine.abort(first.id)
+    engine.run()
+    assert (second.outcome, second.local) == ("stopped", 100)
+    engine.assert_nothing_left()
+
+
+def test_prefill_sends_the_first_sample_only():
+    engine = FakeEngine()
+    for i in range(3):
+        engine.add(f"{i}_cmpl-x-0-0123abcd", 100, prefill_params())
+    engine.step()
+    engine.step()
+    assert [send.request for send in engine.agent.told(Send)] == ["0_cmpl-x-0-0123abcd"]
+    engine.agent.end("0_cmpl-x-0-0123abcd")
+    engine.run()
+    engine.assert_nothing_left()
+
+
+# The worker's half: wrong orders.
+
+
+def test_events_that_nobody_announced_are_counted_and_not_reported():
+    engine = FakeEngine()
+    engine.add("d", 100, decode_params())
+    engine.step()
+    engine.agent.events = [("receive", "stranger", None), ("send", "d", None)]
+    engine.agent.end("d")
+    engine.agent.events.append(("receive", "d", None))
+    engine.run()
+
+    assert engine.worker.counts["unexpected_events"] == 3
+    engine.assert_nothing_left()
+
+
+def test_a_full_agent_is_told_later_and_in_order():
+    engine = FakeEngine()
+    engine.agent.full = True
+    engine.add("d", 100, decode_params())
+    engine.step()
+    engine.abort("d")
+    engine.step()
+    assert engine.agent.commands == []
+
+    engine.agent.full = False
+    engine.run()
+    assert [type(command) for command in engine.agent.commands] == [Receive, Abandon]
+    engine.assert_nothing_left()
+
+
+def test_a_storm_of_aborts_passes_in_pieces():
+    engine = FakeEngine(blocks=1)
+    sizes = []
+    submit = engine.agent.submit
+    engine.agent.submit = lambda commands: sizes.append(len(commands)) or submit(commands)
+    for i in range(10_000):
+        engine.add(f"d{i}", 100, decode_params(f"t{i}"))
+        engine.abort(f"d{i}")
+    engine.step()
+    assert sum(sizes) == 10_000 and max(sizes) <= 4096
+
+
+def test_only_idle_steps_with_something_outstanding_wait():
+    engine = FakeEngine()
+    engine.step()
+    engine.add("running", 20, None, output=3)
+    engine.add("d", 100, decode_params())
+    for _ in range(3):
+        engine.step()
+    assert engine.agent.waits == []
+
+    engine.step()
+    assert engine.agent.waits == [0.001]
+    engine.agent.end("d")
+    engine.run()
+    engine.step()
+    assert len(engine.agent.waits) == 2
+
+
+def test_null_blocks_are_absent_ones():
+    (table,) = tables(([0, 0, 5, 6],))
+    assert table.dtype == np.uint32
+    assert table.tolist() == [ABSENT, ABSENT, 5, 6]
+
+
+# Everything at once.
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_order_of_events_ends_the_engine_or_leaves_anything(seed):
+    chance = random.Random(seed)
+    engine = FakeEngine(
+        depth=chance.choice([1, 2]), recompute=chance.random() < 0.5, blocks=chance.choice([20, 60, 500])
+    )
+    engine.chunk = chance.choice([7, 40, 1000])
+    engine.agent.slow = chance.random() < 0.5
+    kinds = [lambda i: decode_params(f"t{i}"), lambda i: prefill_params(f"t{i}"), lambda i: None]
+    kinds += [lambda i: decode_params("same"), lambda i: {"do_remote_prefill": True}, lambda i: prefill_params(None)]
+    for i in range(300):
+        what = chance.random()
+        if what < 0.25:
+            sample = f"{chance.randrange(3)}_" if chance.random() < 0.3 else ""
+            id = f"{sample}cmpl-{i}-{chance.randrange(2)}-0123abcd"
+            engine.add(id, chance.randrange(1, 120), chance.choice(kinds)(i), cached=chance.randrange(100))
+        elif what < 0.35 and engine.requests:
+            engine.abort(chance.choice(list(engine.requests)))
+        elif what < 0.5 and engine.agent.live:
+            engine.agent.end(chance.choice(list(engine.agent.live)), chance.choice([None, None, "timeout"]))
+        elif what < 0.55:
+            running = [request.id for request in engine.requests.values() if request.status == "running"]
+            if running:
+                engine.preempt(chance.choice(running))
+        elif what < 0.6:
+            engine.agent.full = not engine.agent.full
+        else:
+            engine.step()
+    engine.agent.full = False
+    for _ in range(2000):
+        if not engine.has_work():
+            break
+        engine.step()
+        for id in list(engine.agent.live):
+            engine.agent.end(id)
+    engine.assert_nothing_left()
