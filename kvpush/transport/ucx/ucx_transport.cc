@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <ucp/api/ucp.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <list>
@@ -21,9 +22,11 @@ namespace kvpush {
 namespace {
 
 constexpr std::string_view kMagic = "KVPUCX01";
-// Shared memory and self refuse peer-error mode; dc shares one target queue pair between all peers, so that closing
-// one endpoint stops nobody.
-constexpr const char* kFenceableTransports = "^sm,self,dc";
+// Shared memory and self refuse peer-error mode. dc has one target for all peers, so that closing an endpoint stops
+// nobody; it is named only where it can be there, as UCX warns of names that mean nothing to it.
+constexpr const char* kFenceableTransports = "^sm,self";
+constexpr const char* kFenceableTransportsOfRdma = "^sm,self,dc";
+constexpr const char* kRdmaDevices = "/sys/class/infiniband";
 // Every session has a peer, and while it is replaced its successor has one too.
 constexpr std::size_t kPeersMax = 2 * kSessionsMax;
 // A forced close needs no peer and was seen to take tens of calls of ucp_worker_progress(); one that never ends would
@@ -149,8 +152,9 @@ Error error_of(ucs_status_t status);
 }  // namespace
 
 Result<std::unique_ptr<Transport>> open_ucx_transport(const UcxOptions& options) {
-  const char* transports = options.transports.empty() ? kFenceableTransports : options.transports.c_str();
-  Result<std::unique_ptr<UcxWorker>> worker = UcxWorker::open(transports);
+  const bool rdma = access(kRdmaDevices, F_OK) == 0;
+  const char* fenceable = rdma ? kFenceableTransportsOfRdma : kFenceableTransports;
+  auto worker = UcxWorker::open(options.transports.empty() ? fenceable : options.transports.c_str());
   if (!worker) return std::unexpected(worker.error());
   Result<std::vector<std::byte>> address = (*worker)->address();
   if (!address) return std::unexpected(address.error());
