@@ -26,6 +26,7 @@
 #include "kvpush/base/limits.h"
 #include "kvpush/base/random.h"
 #include "kvpush/transport/cma/cma.h"
+#include "kvpush/transport/copy_queue.h"
 #include "kvpush/transport/transport.h"
 #include "kvpush/transport/ucx/ucx.h"
 
@@ -33,7 +34,7 @@ namespace kvpush {
 namespace {
 
 constexpr std::uint64_t kBytes = 256u << 20;
-// A prompt of one block run a plane, and one whose blocks are all apart: 59 planes with 2, or 320 blocks.
+// 118 planes: one descriptor each where a prompt's blocks lie side by side, 160 each where every block is apart.
 constexpr std::size_t kShapes[] = {118, 18880};
 // Every way is run this often, in turns, and the best is taken: the rest is other people's noise.
 constexpr int kRounds = 7;
@@ -176,7 +177,7 @@ void write_bare(pid_t pid, std::span<const Descriptor> descriptors) {
     std::size_t count = 0;
     for (std::uint64_t bytes = 0; count < descriptors.size() && count < local.size(); ++count) {
       bytes += descriptors[count].length_bytes;
-      if (count > 0 && bytes > (1u << 20)) break;
+      if (count > 0 && bytes > kSliceBytesMax) break;
       local[count] = {reinterpret_cast<void*>(descriptors[count].local), descriptors[count].length_bytes};
       remote[count] = {reinterpret_cast<void*>(descriptors[count].remote), descriptors[count].length_bytes};
     }

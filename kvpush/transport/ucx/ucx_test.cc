@@ -2,6 +2,9 @@
 #include "kvpush/transport/ucx/ucx.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+
+#include <map>
 
 namespace kvpush {
 namespace {
@@ -18,6 +21,23 @@ TEST(OpenUcx, RefusesALibraryThatIsNotItsModule) {
 
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().code, ErrorCode::kUnavailable);
+}
+
+TEST(OpenUcx, LeavesTheSignalsOfTheProcessAlone) {
+  const auto handlers = [] {
+    std::map<int, void (*)(int)> found;
+    for (int number = 1; number < SIGRTMIN; ++number) {
+      struct sigaction action{};
+      if (sigaction(number, nullptr, &action) == 0) found[number] = action.sa_handler;
+    }
+    return found;
+  };
+  const auto before = handlers();
+
+  const auto opened = open_ucx({.module_path = KVPUSH_UCX_MODULE});
+  if (!opened) GTEST_SKIP() << opened.error().what;
+
+  EXPECT_EQ(handlers(), before);
 }
 
 }  // namespace
