@@ -44,12 +44,11 @@ kvpush::Result<kvpush::PrefillServer> parse_prefill(const std::string& text) {
   }
   const auto http = parse_server(text.substr(0, equals));
   if (!http) return std::unexpected(http.error());
-  std::string directory_text = text.substr(equals + 1);
-  if (directory_text.find(':') == std::string::npos) {
-    directory_text = to_string(*http).substr(0, to_string(*http).rfind(':') + 1) + directory_text;
-  }
-  const auto directory = parse_server(directory_text);
+  const std::string directory_text = text.substr(equals + 1);
+  const bool port_alone = directory_text.find(':') == std::string::npos;
+  auto directory = parse_server(port_alone ? "same-host:" + directory_text : directory_text);
   if (!directory) return std::unexpected(directory.error());
+  if (port_alone) directory->host = http->host;
   return kvpush::PrefillServer{*http, *directory};
 }
 

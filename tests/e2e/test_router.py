@@ -38,7 +38,7 @@ def router(prefill: FakeServer, decode: FakeServer) -> Iterator[RouterProcess]:
 
 
 def wait_for_metric(router: RouterProcess, value: float, name: str, **labels: str) -> None:
-    """What ends a moment after the client has its answer is seen by asking again; each turn is a whole HTTP exchange."""
+    """Asks until what ends a moment after the answer has ended; each turn is a whole HTTP exchange."""
     for _ in range(2000):
         if router.metric(name, **labels) == value:
             return
