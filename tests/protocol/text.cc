@@ -1,0 +1,98 @@
+#include "tests/protocol/text.h"
+
+#include <charconv>
+#include <sstream>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "kvpush/base/overloaded.h"
+
+namespace kvpush::testing {
+
+namespace {
+
+std::string text(TokenRange tokens) {
+  return fmt::format("tokens {}-{}", tokens.first, tokens.end);
+}
+
+std::string outcome(std::optional<ErrorCode> error, std::uint64_t bytes) {
+  return error ? fmt::format("ended: {}", error_name(*error)) : fmt::format("is complete, {} bytes", bytes);
+}
+
+std::uint64_t number(const std::vector<std::string>& words, std::size_t index) {
+  std::uint64_t value = 0;
+  if (index >= words.size()) return value;
+  std::from_chars(words[index].data(), words[index].data() + words[index].size(), value);
+  return value;
+}
+
+ErrorCode code_named(const std::string& name) {
+  for (const ErrorCode code : kErrorCodes) {
+    if (error_name(code) == name) return code;
+  }
+  ADD_FAILURE() << "no error code is named " << name;
+  return ErrorCode::kBadMessage;
+}
+
+}  // namespace
+
+std::string text(const Message& message) {
+  const std::string name(message_name(message));
+  const auto with = [&](const auto& what) { return fmt::format("{} {}", name, what); };
+  return std::visit(
+      Overloaded{[&](const Hello& m) { return with(fmt::format("session {}", m.session.value)); },
+                 [&](const Assign& m) { return with("over " + m.transport); },
+                 [&](const Refused& m) { return with(fmt::format("{}: {}", error_name(m.code), m.text)); },
+                 [&](const Register& m) {
+                   return with(fmt::format("{} for {}, {}", m.registration.value, m.transfer_id, text(m.tokens)));
+                 },
+                 [&](const Delivered& m) { return with(fmt::format("{}, {} bytes", m.registration.value, m.bytes)); },
+                 [&](const Failed& m) {
+                   return with(fmt::format("{} {}{}", m.registration.value, error_name(m.code),
+                                           m.quiescent ? "" : ", writes in flight"));
+                 },
+                 [&](const Unwanted& m) { return with(m.transfer_id); },
+                 [&](const Done& m) { return with(fmt::format("up to {}", m.up_to.value)); },
+                 [&](const auto& m) {
+                   if constexpr (requires { m.registration; }) return with(m.registration.value);
+                   return name;
+                 }},
+      message);
+}
+
+std::string text(const EngineEvent& event) {
+  return std::visit(Overloaded{[](const ReceiveEnded& e) { return e.request + " " + outcome(e.error, e.bytes); },
+                               [](const SendEnded& e) { return e.request + " " + outcome(e.error, e.bytes); }},
+                    event);
+}
+
+Message parse_message(const std::string& line) {
+  std::istringstream stream(line);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) {
+    words.push_back(word.ends_with(',') || word.ends_with(':') ? word.substr(0, word.size() - 1) : word);
+  }
+  words.resize(std::max<std::size_t>(words.size(), 4));
+  const std::string& name = words[0];
+  const RegistrationNumber registration{number(words, 1)};
+  if (name == "Hello") return Hello{kProtocolVersion, {}, {number(words, 2)}, {}, {}};
+  if (name == "Welcome") return Welcome{};
+  if (name == "Assign") return Assign{{}, words[2]};
+  if (name == "Assigned") return Assigned{};
+  if (name == "Refused") return Refused{code_named(words[1]), words[2]};
+  if (name == "Register") return Register{registration, words[3], {}, {}};
+  if (name == "Writing") return Writing{registration};
+  if (name == "Delivered") return Delivered{registration, number(words, 2), {}};
+  if (name == "Failed") return Failed{registration, code_named(words[2]), words[3].empty()};
+  if (name == "Quiet") return Quiet{registration};
+  if (name == "Revoke") return Revoke{registration};
+  if (name == "Revoked") return Revoked{registration};
+  if (name == "Unwanted") return Unwanted{words[1]};
+  if (name == "Done") return Done{{number(words, 3)}};
+  if (name != "Goodbye") ADD_FAILURE() << "no message is named " << name;
+  return Goodbye{};
+}
+
+}  // namespace kvpush::testing
