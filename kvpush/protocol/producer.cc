@@ -180,6 +180,9 @@ void Producer::drain(Instant now, Actions& out) {
     if (registration.state == RegistrationState::kWaiting) waiting.push_back(key);
   }
   for (const RegistrationKey& key : waiting) fail_registration(key, ErrorCode::kStopped, now, out);
+  for (const Held& request : held()) {
+    if (request.registrations == 0) end_request(request.transfer_id, ErrorCode::kStopped, now, out);
+  }
 }
 
 bool Producer::idle() const {
