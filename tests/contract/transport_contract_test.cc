@@ -144,7 +144,7 @@ TEST_P(TransportContract, CompletesEachBatchOnceAndOnlyInPoll) {
   ASSERT_TRUE(a.transport->write(to_b, {&empty, 1}, WriteToken{2}));
   ASSERT_TRUE(a.transport->write(to_b, {&some, 1}, WriteToken{3}));
   EXPECT_TRUE(a.seen.completions.empty());
-  for (std::uint64_t token : {1, 2, 3}) EXPECT_FALSE(outcome(a, b, WriteToken{token}));
+  for (std::uint64_t token = 1; token <= 3; ++token) EXPECT_FALSE(outcome(a, b, WriteToken{token}));
   settle(a, b);
 
   EXPECT_EQ(a.seen.completions.size(), 3u);

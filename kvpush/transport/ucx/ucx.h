@@ -17,6 +17,8 @@ struct UcxOptions {
   std::string module_path{};
 };
 
+// The first call changes the environment while it loads UCX, so that UCX leaves signals and libc's code alone; call it
+// before other threads change theirs.
 // kUnavailable: the module or the libucp that it needs is not there, was built for another kvpush, or finds no device.
 Result<std::unique_ptr<Transport>> open_ucx(const UcxOptions& options);
 

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <list>
 #include <map>
 #include <set>
@@ -147,6 +149,7 @@ class UcxTransport final : public Transport {
   bool armed_ = false;
 };
 
+std::set<std::string> wires_of(ucp_ep_h endpoint);
 Error error_of(ucs_status_t status);
 
 }  // namespace
@@ -397,12 +400,16 @@ void UcxTransport::post(Peer& peer, Batch& batch) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &on_request_end;
   param.user_data = &batch;
+  ucp_request_param_t put = param;
+  put.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
   batch.requests = 1;
   for (const Descriptor& descriptor : batch.descriptors) {
     if (descriptor.length_bytes == 0) continue;
+    const Region* source = regions_.holder(descriptor.local, descriptor.length_bytes);
     const Region* target = peer.regions.holder(descriptor.remote, descriptor.length_bytes);
+    put.memh = mapped_.at(source->id).handle;
     took(batch, ucp_put_nbx(peer.endpoint, reinterpret_cast<const void*>(descriptor.local), descriptor.length_bytes,
-                            descriptor.remote, peer.keys[target->id.value], &param));
+                            descriptor.remote, peer.keys[target->id.value], &put));
   }
   took(batch, ucp_ep_flush_nbx(peer.endpoint, &param));
   request_ended(batch, UCS_OK);
@@ -476,6 +483,18 @@ std::size_t UcxTransport::report_losses(TransportEvents& events) {
 // An owner that may be waiting already needs a push; one that is busy calls arm() first and hears it there.
 void UcxTransport::wake_if_armed() {
   if (armed_) ucp_worker_signal(worker_->worker());
+}
+
+std::set<std::string> wires_of(ucp_ep_h endpoint) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* stream = open_memstream(&text, &size);
+  if (stream == nullptr) return {};
+  ucp_ep_print_info(endpoint, stream);
+  std::fclose(stream);
+  std::set<std::string> wires = wires_in({text, size});
+  std::free(text);
+  return wires;
 }
 
 // In peer-error mode every other status means that the endpoint has failed or was closed.

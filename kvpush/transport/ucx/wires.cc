@@ -1,21 +1,8 @@
 #include "kvpush/transport/ucx/wires.h"
 
-#include <cstdio>
-#include <cstdlib>
+#include <algorithm>
 
 namespace kvpush {
-
-std::set<std::string> wires_of(ucp_ep_h endpoint) {
-  char* text = nullptr;
-  std::size_t size = 0;
-  std::FILE* stream = open_memstream(&text, &size);
-  if (stream == nullptr) return {};
-  ucp_ep_print_info(endpoint, stream);
-  std::fclose(stream);
-  std::set<std::string> wires = wires_in({text, size});
-  std::free(text);
-  return wires;
-}
 
 // A lane is written as "lane[0]:  2:tcp/eth0.0 md[0] -> md[0]/tcp/sysdev[255] am am_bw#0 keepalive wireup".
 std::set<std::string> wires_in(std::string_view endpoint_info) {

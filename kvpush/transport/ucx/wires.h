@@ -1,16 +1,13 @@
 #pragma once
 
-#include <ucp/api/ucp.h>
-
 #include <set>
 #include <string>
 #include <string_view>
 
 namespace kvpush {
 
-// The UCX transports that carry an endpoint's data, by UCX's names ("tcp", "rc_mlx5"); empty if UCX does not tell.
-std::set<std::string> wires_of(ucp_ep_h endpoint);
-// The same from the text of ucp_ep_print_info(): UCX 1.13 has no other way to tell.
+// The UCX transports that carry an endpoint's data, by UCX's names ("tcp", "rc_mlx5"), from what ucp_ep_print_info()
+// writes: UCX 1.13 has no other way to tell. Empty if nothing is recognised.
 std::set<std::string> wires_in(std::string_view endpoint_info);
 
 // Whether closing our endpoint on such a wire stops everything the peer has sent over it. docs/transports.md has why.
