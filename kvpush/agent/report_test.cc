@@ -1,0 +1,115 @@
+#include "kvpush/agent/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <string>
+
+#include "kvpush/base/random.h"
+
+namespace kvpush {
+namespace {
+
+using namespace std::chrono_literals;
+
+RankLayout small_layout() {
+  return {{Plane{.layer = "layers.0",
+                 .component = Component::kLatent,
+                 .group = 0,
+                 .dtype = "uint8",
+                 .element_bytes = 1,
+                 .block_tokens = 4,
+                 .block_count = 4,
+                 .heads = {},
+                 .base = 4096,
+                 .block_stride_bytes = 32,
+                 .head_stride_bytes = 8,
+                 .token_stride_bytes = 8,
+                 .inner_bytes = 8}}};
+}
+
+struct ReportTest : testing::Test {
+  const RankName self{"engine", Incarnation{1}, 0, 1};
+  Producer producer{self, small_layout(), {}, {}};
+  Consumer consumer{self, small_layout(), {}, {}, Random{1}};
+  Report report{{{"cma", "process_vm_writev"}}};
+  const Instant start{1000s};
+};
+
+ReceiveEnded received(std::optional<ErrorCode> error) {
+  return {.request = "r", .transfer_id = "t", .error = error, .bytes = 0, .tokens = 0, .producer = {}, .times = {}};
+}
+SendEnded sent() {
+  return {.request = "r", .transfer_id = "t", .error = {}, .bytes = 0, .tokens = 0, .times = {}};
+}
+
+std::set<std::string> names_in(const std::string& text, const std::regex& pattern) {
+  std::set<std::string> names;
+  for (std::sregex_iterator match(text.begin(), text.end(), pattern), end; match != end; ++match) {
+    names.insert((*match)[1]);
+  }
+  return names;
+}
+
+TEST_F(ReportTest, HasTheMetricsThatAreDocumented) {
+  report.ended(received({}));
+  report.ended(sent());
+  const auto made = names_in(report.metrics(producer, consumer), std::regex("# TYPE (kvpush_\\w+)"));
+
+  std::ifstream file("docs/metrics.md");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  text = std::regex_replace(text, std::regex("`(kvpush_\\w+)started_total`, `_refused_total`, `_lost_total`"),
+                            "`$1started_total` `$1refused_total` `$1lost_total`");
+  const auto documented = names_in(text, std::regex("`(kvpush_\\w+)`"));
+
+  EXPECT_EQ(made, documented);
+}
+
+TEST_F(ReportTest, ShowsTheTimelineOfAReceivedTransfer) {
+  const ReceiveEnded ended{
+      .request = "r",
+      .transfer_id = "t",
+      .error = {},
+      .bytes = 96,
+      .tokens = 3,
+      .producer = {"10.0.0.1", 9100},
+      .times = {
+          .received = start,
+          .registered = start + 1ms,
+          .ended = start + 10ms,
+          .producer = {.since_offered = 5ms, .since_matched = 4ms, .since_first_post = 3ms, .since_last_post = 2ms}}};
+
+  report.seen({report.ended(ended), start + 10ms, start + 12ms});
+
+  const std::string transfers = report.transfers(producer, consumer);
+  EXPECT_THAT(transfers, testing::HasSubstr(R"("peer":"10.0.0.1:9100","outcome":"delivered","bytes":96,"tokens":3)"));
+  EXPECT_THAT(transfers, testing::HasSubstr(R"("received":0.000000,"registered":0.001000,"offered":0.005000)"));
+  EXPECT_THAT(transfers, testing::HasSubstr(R"("last_post":0.008000,"delivered":0.010000,"seen_by_engine":0.012000)"));
+  EXPECT_THAT(report.metrics(producer, consumer), testing::HasSubstr("kvpush_seen_by_engine_seconds_sum 0.002"));
+}
+
+TEST_F(ReportTest, CountsWhatTheMachinesCountedOnce) {
+  Actions actions;
+  ASSERT_TRUE(producer.on(Send{"r", "t", 4, {pack(std::vector{BlockId{0}})}}, start, actions));
+
+  report.metrics(producer, consumer);
+  const std::string metrics = report.metrics(producer, consumer);
+
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_requests{role=\"producer\"} 1"));
+  EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("outcome":"held")"));
+}
+
+TEST_F(ReportTest, NamesTheReasonOfARequestThatFailed) {
+  report.ended(received(ErrorCode::kPeerLost));
+
+  EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("outcome":"peer_lost")"));
+  EXPECT_THAT(report.metrics(producer, consumer),
+              testing::HasSubstr(R"(kvpush_receives_total{outcome="peer_lost"} 1)"));
+}
+
+}  // namespace
+}  // namespace kvpush
