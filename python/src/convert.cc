@@ -16,9 +16,17 @@ namespace nb = nanobind;
 namespace kvpush::python {
 namespace {
 
+// Without conversions: what is no T raises TypeError and names `what`.
+template <class T>
+T to(nb::handle value, const char* what) {
+  T converted{};
+  if (!nb::try_cast(value, converted, false)) throw nb::type_error(what);
+  return converted;
+}
+
 template <class T>
 T field(nb::handle object, const char* name) {
-  return nb::cast<T>(object.attr(name));
+  return to<T>(object.attr(name), name);
 }
 
 Endpoint producer_of(nb::handle command) {
@@ -30,7 +38,7 @@ BlockTables to_tables(nb::handle arrays) {
   BlockTables tables;
   std::vector<BlockId> blocks;
   for (nb::handle array : arrays) {
-    const auto ids = nb::cast<Ids>(array);
+    const auto ids = to<Ids>(array, "a block table is a one-dimensional array of uint32");
     blocks.clear();
     for (std::size_t i = 0; i < ids.shape(0); ++i) blocks.push_back({ids(i)});
     tables.push_back(pack(blocks));
@@ -117,7 +125,8 @@ RankLayout to_layout(const nb::list& planes) {
 std::vector<MemoryRange> to_regions(const nb::list& regions) {
   std::vector<MemoryRange> converted;
   for (nb::handle region : regions) {
-    converted.push_back({nb::cast<std::uint64_t>(region[0]), nb::cast<std::uint64_t>(region[1])});
+    constexpr const char* kWhat = "a region is (address, bytes)";
+    converted.push_back({to<std::uint64_t>(region[0], kWhat), to<std::uint64_t>(region[1], kWhat)});
   }
   return converted;
 }

@@ -7,13 +7,10 @@ import dataclasses
 
 import pytest
 import torch
+import vllm.v1.kv_cache_interface as vllm
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvpush.vllm import layout
-
-vllm = pytest.importorskip("vllm.v1.kv_cache_interface")
-
-from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: E402
-from vllm.v1.worker.utils import allocate_kv_cache  # noqa: E402
 
 LAYERS = ["model.layers.0.attn", "model.layers.1.attn"]
 BLOCKS, HEADS, SLOTS, SIZE = 5, 3, 32, 64
@@ -36,8 +33,13 @@ def config(kv_spec=None):
     )
 
 
-def caches(kv_cache_config):
-    return allocate_kv_cache(kv_cache_config, torch.device("cpu"), KVCacheLayout.LBHNC)
+def caches(kv_cache_config, kv_layout=KVCacheLayout.LBHNC, kernel_block_size=None):
+    """As v1/worker/utils.py:allocate_kv_cache makes them."""
+    (tensor,) = kv_cache_config.kv_cache_tensors
+    memory = torch.zeros(tensor.size, dtype=torch.int8)
+    kv_spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    views = vllm.create_kv_cache_views(memory, kv_spec, BLOCKS, kv_layout, tensor, kernel_block_size)
+    return dict(zip(tensor.layers, views, strict=True))
 
 
 def bytes_at(plane, block, head):
@@ -126,13 +128,13 @@ def test_what_cannot_be_moved_is_refused_with_its_layer_and_reason(kv_spec, reas
 
 def test_split_blocks_and_other_memory_are_refused():
     kv_cache_config = config()
-    split = allocate_kv_cache(kv_cache_config, torch.device("cpu"), KVCacheLayout.LBHNC, [SLOTS // 2])
+    split = caches(kv_cache_config, kernel_block_size=SLOTS // 2)
     with pytest.raises(layout.Unsupported, match="block-size"):
         layout.planes(kv_cache_config, split, PACKING)
     elsewhere = {name: tensor.to("meta") for name, tensor in caches(kv_cache_config).items()}
     with pytest.raises(layout.Unsupported, match="memory on meta"):
         layout.planes(kv_cache_config, elsewhere, PACKING)
-    interleaved = allocate_kv_cache(kv_cache_config, torch.device("cpu"), KVCacheLayout.LBNHC)
+    interleaved = caches(kv_cache_config, KVCacheLayout.LBNHC)
     with pytest.raises(layout.Unsupported, match="strides"):
         layout.planes(kv_cache_config, interleaved, PACKING)
 

@@ -1,0 +1,237 @@
+"""KvPushConnector itself: two engines in this process, vLLM's hooks called as vLLM calls them, real caches."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+import vllm.v1.kv_cache_interface as vllm
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole, supports_hma
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.request import RequestStatus
+
+from kvpush import Error
+from kvpush.vllm import register
+from kvpush.vllm.layout import Unsupported
+
+LAYERS = ["layer.0", "layer.1"]
+BLOCKS, HEADS, SLOTS, SIZE = 8, 2, 32, 64
+LIMIT_S = 10.0
+
+
+class Layer(AttentionLayerBase):
+    """What the connector asks of an attention layer."""
+
+    isa = "vec"
+
+    def get_attn_backend(self):
+        return SimpleNamespace(get_name=lambda: "CPU_ATTN")
+
+    def get_kv_cache_spec(self, vllm_config):
+        return None
+
+
+def vllm_config(role, **extra):
+    return SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="KvPushConnector",
+            kv_role=role,
+            kv_connector_extra_config={"directory_port": 0, "transport": "cma", **extra},
+        ),
+        parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
+        model_config=SimpleNamespace(is_encoder_decoder=False),
+        compilation_config=SimpleNamespace(static_forward_context={name: Layer() for name in LAYERS}),
+    )
+
+
+def kv_cache_config():
+    spec = vllm.FullAttentionSpec(block_size=SLOTS, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.bfloat16)
+    page = spec.page_size_bytes
+    tensor = vllm.KVCacheTensor(
+        size=len(LAYERS) * BLOCKS * page, layers=list(LAYERS), layer_stride=BLOCKS * page, block_stride=page
+    )
+    return vllm.KVCacheConfig(BLOCKS, [tensor], [vllm.KVCacheGroupSpec(list(LAYERS), spec)])
+
+
+class Engine:
+    """Both instances of the connector in one engine, made and called in vLLM's order."""
+
+    def __init__(self, role: str, seed: int) -> None:
+        register()
+        config, cache_config = vllm_config(role), kv_cache_config()
+        cls = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+        self.worker = cls(config, KVConnectorRole.WORKER, cache_config)
+        (tensor,) = cache_config.kv_cache_tensors
+        memory = torch.randint(0, 127, (tensor.size,), dtype=torch.int8, generator=torch.Generator().manual_seed(seed))
+        spec = cache_config.kv_cache_groups[0].kv_cache_spec
+        views = vllm.create_kv_cache_views(memory, spec, BLOCKS, KVCacheLayout.LBHNC, tensor)
+        self.caches = dict(zip(LAYERS, views, strict=True))
+        self.worker.register_kv_caches(self.caches)
+        self.scheduler = cls(config, KVConnectorRole.SCHEDULER, cache_config)
+        handshake = pickle.loads(pickle.dumps(self.worker.get_handshake_metadata()))
+        self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
+
+    def step(self, tokens: int = 0):
+        output = SimpleNamespace(total_num_scheduled_tokens=tokens)
+        metadata = self.scheduler.build_connector_meta(output)
+        assert metadata is not None
+        self.worker.bind_connector_metadata(pickle.loads(pickle.dumps(metadata)))
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        results = self.worker.get_transfer_results(set())
+        self.worker.clear_connector_metadata()
+        self.scheduler.update_connector_output(results)
+        return results
+
+    def step_until(self, done):
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            results = self.step()
+            if done(results):
+                return results
+        raise AssertionError(f"not within {LIMIT_S} s")
+
+    def stop(self) -> None:
+        self.worker.shutdown()
+        self.scheduler.shutdown()
+        self.scheduler.shutdown()
+
+
+@pytest.fixture
+def engines():
+    try:
+        pair = Engine("kv_producer", 1), Engine("kv_consumer", 2)
+    except Error as error:
+        if error.code != "unavailable":
+            raise
+        pytest.skip(f"cma cannot be used here: {error}")
+    yield pair
+    for engine in pair:
+        engine.stop()
+
+
+def request(name, prompt, params, status=RequestStatus.WAITING, computed=0):
+    return SimpleNamespace(
+        request_id=name,
+        num_prompt_tokens=prompt,
+        num_computed_tokens=computed,
+        kv_transfer_params=params,
+        status=status,
+    )
+
+
+def blocks(*ids):
+    return SimpleNamespace(get_block_ids=lambda: (list(ids),))
+
+
+def test_a_prompt_goes_from_prefill_to_decode(engines):
+    prefill, decode = engines
+    computed = request("p", 70, {"do_remote_decode": True}, RequestStatus.FINISHED_LENGTH_CAPPED, computed=70)
+    prefill.scheduler.on_new_request(computed)
+    assert prefill.scheduler.get_num_new_matched_tokens(computed, 0) == (0, False)
+    prefill.scheduler.update_state_after_alloc(computed, blocks(3, 1, 6), 0)
+    prefill.step(tokens=70)
+    delay_free, params = prefill.scheduler.request_finished_all_groups(computed, ([3, 1, 6],))
+    assert delay_free
+    assert prefill.scheduler.has_pending_push_work()
+    prefill.step()
+    assert not prefill.scheduler.has_pending_push_work()
+
+    waiting = request("d", 70, params)
+    before = {name: cache.clone() for name, cache in decode.caches.items()}
+    decode.scheduler.on_new_request(waiting)
+    assert decode.scheduler.get_num_new_matched_tokens(waiting, 32) == (37, True)
+    assert decode.scheduler.get_loaded_kv_cache_group_ids(waiting) == (0,)
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2, 5, 7), 37)
+    results = decode.step_until(lambda results: results.finished_recving)
+
+    assert (results.finished_recving, results.failed_recving) == ({"d"}, set())
+    assert prefill.step_until(lambda results: results.finished_sending).finished_sending == {"p"}
+    for name in LAYERS:
+        expected = before[name]
+        expected[5], expected[7] = prefill.caches[name][1], prefill.caches[name][6]
+        assert torch.equal(decode.caches[name].view(torch.int16), expected.view(torch.int16))
+
+
+def test_a_request_whose_prefill_was_aborted_fails(engines):
+    prefill, decode = engines
+    leg = request("p", 70, {"do_remote_decode": True, "transfer_id": "t"}, RequestStatus.FINISHED_ABORTED)
+    prefill.scheduler.on_new_request(leg)
+    assert prefill.scheduler.request_finished(leg, []) == (False, None)
+    waiting = request(
+        "d",
+        70,
+        {
+            "do_remote_prefill": True,
+            "transfer_id": "t",
+            "remote_host": "127.0.0.1",
+            "remote_port": prefill.scheduler._directory.port,
+        },
+    )
+    decode.scheduler.on_new_request(waiting)
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2, 5, 7), 69)
+    decode.step()
+    time_limit = time.monotonic() + LIMIT_S
+    results = decode.step()
+    prefill.step()
+    while not results.failed_recving and time.monotonic() < time_limit:
+        results = decode.step()
+    assert results.failed_recving == results.finished_recving == {"d"}
+
+
+def test_params_that_are_no_object_never_reach_vllm(engines):
+    _, decode = engines
+    strange = request("x", 70, "do_remote_prefill")
+    decode.scheduler.on_new_request(strange)
+    assert strange.kv_transfer_params is None
+
+
+def test_an_engine_takes_its_own_role_only(engines):
+    prefill, _ = engines
+    leg = request("d", 70, {"do_remote_prefill": True, "transfer_id": "t", "remote_host": "h", "remote_port": 1})
+    prefill.scheduler.on_new_request(leg)
+    assert prefill.scheduler.get_num_new_matched_tokens(leg, 0) == (69, True)
+    prefill.scheduler.update_state_after_alloc(leg, blocks(1, 2, 3), 69)
+    assert prefill.step().failed_recving == {"d"}
+
+
+def test_the_connector_keeps_the_hybrid_manager_and_can_be_registered_twice():
+    register()
+    register()
+    assert supports_hma(KVConnectorFactory.get_connector_class_by_name("KvPushConnector"))
+
+
+def test_an_engine_that_cannot_be_served_is_refused_by_both_halves():
+    config = vllm_config("kv_producer")
+    config.parallel_config.world_size = 2
+    cls = KVConnectorFactory.get_connector_class_by_name("KvPushConnector")
+    for role in KVConnectorRole:
+        with pytest.raises(Unsupported, match="one worker"):
+            cls(config, role, kv_cache_config())
+    with pytest.raises(ValueError, match="hots"):
+        cls(vllm_config("kv_producer", hots=1), KVConnectorRole.SCHEDULER, kv_cache_config())
+
+
+def test_a_taken_directory_port_is_named(engines):
+    prefill, _ = engines
+    cls = type(prefill.scheduler)
+    config = vllm_config("kv_consumer", directory_port=prefill.scheduler._directory.port)
+    with pytest.raises(Error, match=r"directory_port"):
+        cls(config, KVConnectorRole.SCHEDULER, kv_cache_config())
+
+
+def test_an_unknown_attention_backend_is_refused():
+    cls = KVConnectorFactory.get_connector_class_by_name("KvPushConnector")
+    config = vllm_config("kv_producer")
+    config.compilation_config.static_forward_context[LAYERS[1]].isa = None
+    worker = cls(config, KVConnectorRole.WORKER, kv_cache_config())
+    caches = {name: torch.zeros(BLOCKS, HEADS, SLOTS, 2 * SIZE, dtype=torch.bfloat16) for name in LAYERS}
+    with pytest.raises(Unsupported, match=r"layer\.1"):
+        worker.register_kv_caches(caches)
+    worker.shutdown()
