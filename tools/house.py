@@ -45,9 +45,9 @@ class Layers:
         return layers
 
     def folder_of(self, path: str) -> str | None:
-        """The folder of the rules that a file belongs to: the longest that matches."""
-        parts = path.split("/")[:-1]
-        name = "/".join(parts[1:]) if parts[:1] == ["kvpush"] else "/" + "/".join(parts)
+        """The row of the rules that a file belongs to: the longest that matches its path without ending."""
+        stem = re.sub(r"(_test)?\.\w+$", "", path)
+        name = stem.removeprefix("kvpush/") if stem.startswith("kvpush/") else f"/{stem}"
         while name and name != "/":
             if name in self.folders:
                 return name

@@ -26,6 +26,14 @@ def test_a_backend_folder_has_a_rule_of_its_own():
     assert layers("kvpush/transport/loopback.cc", '"kvpush/transport/ucx/ucx.h"') != []
 
 
+def test_a_pair_of_files_can_have_a_rule_of_its_own():
+    rules = RULES + "folder transport/choice: transport transport/ucx\n"
+    include = '#include "kvpush/transport/ucx/ucx.h"\n'
+    for name in ("choice.h", "choice.cc", "choice_test.cc"):
+        assert house.layers({house.LAYERS: rules, f"kvpush/transport/{name}": include}) == []
+    assert house.layers({house.LAYERS: rules, "kvpush/transport/chosen.cc": include}) != []
+
+
 def test_a_vendor_header_stays_in_its_folder():
     assert layers("kvpush/transport/ucx/ucx.cc", "<ucp/api/ucp.h>") == []
     assert layers("kvpush/plan/plan.cc", "<ucp/api/ucp.h>") != []
