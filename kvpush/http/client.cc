@@ -177,12 +177,14 @@ void Call::drop() {
 }
 
 std::string Call::request_head() const {
-  std::string text = call_.method + " " + call_.target + " HTTP/1.1\r\nHost: " + address_ + "\r\n";
-  for (const auto& [name, value] : call_.headers.fields()) text += name + ": " + value + "\r\n";
+  std::string text;
+  text.append(call_.method).append(" ").append(call_.target).append(" HTTP/1.1\r\n");
+  text.append("Host: ").append(address_).append("\r\n");
+  for (const auto& [name, value] : call_.headers.fields()) text.append(name).append(": ").append(value).append("\r\n");
   if (!call_.body.empty() || call_.method == "POST" || call_.method == "PUT") {
-    text += "Content-Length: " + std::to_string(call_.body.size()) + "\r\n";
+    text.append("Content-Length: ").append(std::to_string(call_.body.size())).append("\r\n");
   }
-  return text + "\r\n";
+  return text.append("\r\n");
 }
 
 void Call::connect() {

@@ -126,7 +126,8 @@ void Registry::render_series(std::string& out, const Family& family, const Serie
   for (std::size_t i = 0; i <= bounds; ++i) {
     count += histogram.bucket(i);
     const std::string bound = i < bounds ? number_text(histogram.upper_bounds()[i]) : "+Inf";
-    append_sample(out, family.name, "_bucket", before + "le=\"" + bound + "\"", number_text(count));
+    append_sample(out, family.name, "_bucket", std::string(before).append("le=\"").append(bound).append("\""),
+                  number_text(count));
   }
   append_sample(out, family.name, "_sum", series.labels, number_text(histogram.sum()));
   // The sum of the buckets just printed, so that a scrape between two observations is consistent.

@@ -69,11 +69,11 @@ class Router::Impl {
  private:
   struct Health;
 
-  void on_request(Api api, HttpRequest request, HttpResponder responder);
+  void on_request(Api api, const HttpRequest& request, HttpResponder responder);
   LegCalls leg_calls(Api api, const HttpRequest& request, Legs legs, ServerPair servers,
                      const std::string& request_id) const;
   ExchangeEvents events(Api api, std::uint64_t number);
-  void on_models(HttpRequest request, HttpResponder responder);
+  void on_models(const HttpRequest& request, HttpResponder responder);
   void on_health(HttpResponder responder);
 
   const RouterOptions options_;
@@ -124,12 +124,12 @@ bool Router::idle() const {
 
 Result<void> Router::Impl::listen(boost::asio::io_context& io) {
   for (const Api api : {Api::kCompletions, Api::kChat}) {
-    routes_.add("POST", target(api), [this, api](HttpRequest request, HttpResponder responder) {
-      on_request(api, std::move(request), std::move(responder));
+    routes_.add("POST", target(api), [this, api](const HttpRequest& request, HttpResponder responder) {
+      on_request(api, request, std::move(responder));
     });
   }
-  routes_.add("GET", "/v1/models", [this](HttpRequest request, HttpResponder responder) {
-    on_models(std::move(request), std::move(responder));
+  routes_.add("GET", "/v1/models", [this](const HttpRequest& request, HttpResponder responder) {
+    on_models(request, std::move(responder));
   });
   routes_.add("GET", "/health",
               [this](const HttpRequest&, HttpResponder responder) { on_health(std::move(responder)); });
@@ -144,7 +144,7 @@ Result<void> Router::Impl::listen(boost::asio::io_context& io) {
   return {};
 }
 
-void Router::Impl::on_request(Api api, HttpRequest request, HttpResponder responder) {
+void Router::Impl::on_request(Api api, const HttpRequest& request, HttpResponder responder) {
   if (exchanges_.size() >= options_.requests_max) {
     metrics_.request_refused(api, RequestOutcome::kFull);
     HttpReply full = error_reply(503, "the router has as many requests in flight as it takes; try again");
@@ -196,7 +196,7 @@ ExchangeEvents Router::Impl::events(Api api, std::uint64_t number) {
           .on_end = [this, number] { exchanges_.erase(number); }};
 }
 
-void Router::Impl::on_models(HttpRequest request, HttpResponder responder) {
+void Router::Impl::on_models(const HttpRequest& request, HttpResponder responder) {
   const Endpoint& server = options_.decode[next_models_++ % options_.decode.size()];
   HttpCall call{.address = server, .target = "/v1/models", .headers = passed_headers(request.headers)};
   call.total_timeout = kModelsMax;

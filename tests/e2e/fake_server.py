@@ -30,6 +30,11 @@ class Asked:
         return json.loads(self.raw_body)
 
     @property
+    def asker_port(self) -> int:
+        """Tells connections apart."""
+        return self._socket.getpeername()[1]
+
+    @property
     def transfer(self) -> dict[str, Any]:
         return self.body["kv_transfer_params"]
 
