@@ -329,7 +329,7 @@ Result<void> UcxTransport::write(PeerId peer, std::span<const Descriptor> descri
 std::size_t UcxTransport::poll(TransportEvents& events) {
   armed_ = false;
   std::size_t work = 0;
-  while (work < kTurnWorkMax && ucp_worker_progress(worker_->worker()) != 0) ++work;
+  while (work < kTurnWorkMax && failed_.empty() && ucp_worker_progress(worker_->worker()) != 0) ++work;
   work += report_losses(events);
   for (const Ended& ended : ended_) {
     events.completions.push_back(ended.completion);
