@@ -67,6 +67,7 @@ void Consumer::on(const Abandon& command, Instant now, Actions& out) {
 }
 
 void Consumer::on(const Decline& command, Instant now, Actions& out) {
+  if (command.transfer_id.empty() || command.transfer_id.size() > kTransferIdBytesMax) return;  // nobody has such a one
   if (draining_ || (!links_.contains(command.producer) && links_.size() >= kSessionsMax)) return;
   ++counters_.declines;
   Link& link = open_link(command.producer, now, out);
@@ -83,6 +84,10 @@ void Consumer::on(ConnectionId connection, const Message& message, Instant now, 
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
   const RankOfLink at = found->second;
+  const bool is_greeting = links_.at(at.directory).sessions[at.rank].state <= SessionState::kGreeting;
+  if (is_greeting && !std::holds_alternative<Welcome>(message) && !std::holds_alternative<Refused>(message)) {
+    return refuse(at, ErrorCode::kBadMessage, "a message came before Welcome", false, now, out);
+  }
   std::visit(Overloaded{[&](const Welcome& m) { on(at, m, now, out); },    //
                         [&](const Assigned& m) { on(at, m, now, out); },   //
                         [&](const Refused& m) { on(at, m, now, out); },    //

@@ -195,12 +195,16 @@ class Consumer {
   void on(const RankOfLink& at, const Failed& message, Instant now, Actions& out);
   void on(const RankOfLink& at, const Quiet& message, Instant now, Actions& out);
   void on(const RankOfLink& at, const Revoked& message, Instant now, Actions& out);
+  // Quiet or Revoked: no write of the registration can land any more.
+  void on_quiet(const RankOfLink& at, RegistrationNumber number, Instant now, Actions& out);
   void register_request(Link& link, const RequestId& id, Instant now, Actions& out);
   void fail_request(const RequestId& id, ErrorCode code, Instant now, Actions& out);
   // Asks for the end of every part that the link's sessions can ask about.
   void revoke(Link& link, const RequestId& id, Instant now, Actions& out);
   // The part's outcome is proven: moves it to `state`, tells Done, ends the request if it was the last.
   void settle(const RequestId& id, std::uint32_t rank, PartState state, Instant now, Actions& out);
+  // The producer rank may forget outcomes up to the last that is not waited for; said once.
+  void tell_done(Link& link, std::uint32_t rank, Actions& out);
   void end_if_settled(const RequestId& id, Instant now, Actions& out);
   // The request of a registration that has no proof yet and was made with this rank; others are counted as late.
   std::optional<RequestId> find(const RankOfLink& at, RegistrationNumber number);

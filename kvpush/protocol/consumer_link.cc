@@ -56,7 +56,7 @@ void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngin
   if (engine->incarnation != link.engine.incarnation) {
     for (const RequestId& id : link.requests) {
       Request& request = requests_.at(id);
-      if (!request.parts.empty()) request.failure = ErrorCode::kPeerRestarted;
+      if (request.failure == ErrorCode::kPeerLost) request.failure = ErrorCode::kPeerRestarted;
     }
     link.unproven.clear();
   }
@@ -200,6 +200,8 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
       out.push_back(SendMessage{*session.connection, Unwanted{transfer_id}});
     }
   }
+  // Outcomes of an earlier session that a fence has made needless.
+  for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) tell_done(link, rank, out);
   const std::set<RequestId> requests = link.requests;
   for (const RequestId& id : requests) {
     if (requests_.at(id).parts.empty()) {

@@ -60,10 +60,13 @@ void Consumer::on(const RankOfLink& at, const Delivered& message, Instant now, A
   Request& request = requests_.at(*id);
   const std::uint64_t expected = request.parts[at.rank].bytes;
   if (message.bytes != expected) {
-    return refuse(at, ErrorCode::kBadMessage,
-                  fmt::format("transfer {}: {} bytes were delivered instead of {}", request.receive.transfer_id,
-                              message.bytes, expected),
-                  false, now, out);
+    refuse(at, ErrorCode::kBadMessage,
+           fmt::format("transfer {}: {} bytes were delivered instead of {}", request.receive.transfer_id, message.bytes,
+                       expected),
+           false, now, out);
+    // Where nothing could be fenced: its writes have ended all the same, and asking again would end as this did.
+    if (registrations_.contains(message.registration)) settle(*id, at.rank, PartState::kQuiescent, now, out);
+    return;
   }
   request.times.producer = message.times;
   counters_.bytes_received += message.bytes;
@@ -85,15 +88,20 @@ void Consumer::on(const RankOfLink& at, const Failed& message, Instant now, Acti
 }
 
 void Consumer::on(const RankOfLink& at, const Quiet& message, Instant now, Actions& out) {
-  if (const std::optional<RequestId> id = find(at, message.registration)) {
-    settle(*id, at.rank, PartState::kQuiescent, now, out);
-  }
+  on_quiet(at, message.registration, now, out);
 }
 
 void Consumer::on(const RankOfLink& at, const Revoked& message, Instant now, Actions& out) {
-  if (const std::optional<RequestId> id = find(at, message.registration)) {
-    settle(*id, at.rank, PartState::kQuiescent, now, out);
+  on_quiet(at, message.registration, now, out);
+}
+
+void Consumer::on_quiet(const RankOfLink& at, RegistrationNumber number, Instant now, Actions& out) {
+  const std::optional<RequestId> id = find(at, number);
+  if (!id) return;
+  if (!requests_.at(*id).failure) {
+    return refuse(at, ErrorCode::kBadMessage, "a registration ended without Revoke or Failed before", false, now, out);
   }
+  settle(*id, at.rank, PartState::kQuiescent, now, out);
 }
 
 void Consumer::settle(const RequestId& id, std::uint32_t rank, PartState state, Instant now, Actions& out) {
@@ -103,20 +111,24 @@ void Consumer::settle(const RequestId& id, std::uint32_t rank, PartState state, 
   registrations_.erase(part.number);
   Link& link = links_.at(request.receive.producer);
   if (link.engine.incarnation == request.incarnation) {
-    std::set<RegistrationNumber>& unproven = link.unproven[rank];
-    unproven.erase(part.number);
-    const RegistrationNumber up_to =
-        unproven.empty() ? registration_last_ : RegistrationNumber{unproven.begin()->value - 1};
-    if (link.state == LinkState::kReady && link.sessions[rank].done < up_to) {
-      link.sessions[rank].done = up_to;
-      out.push_back(SendMessage{*link.sessions[rank].connection, Done{up_to}});
-    }
+    link.unproven[rank].erase(part.number);
+    if (link.state == LinkState::kReady) tell_done(link, rank, out);
   }
   if (watched_.contains(part.peer) && !is_needed(part.peer)) {
     watched_.erase(part.peer);
     out.push_back(DisconnectPeer{part.peer});
   }
   end_if_settled(id, now, out);
+}
+
+void Consumer::tell_done(Link& link, std::uint32_t rank, Actions& out) {
+  const std::set<RegistrationNumber>& unproven = link.unproven[rank];
+  const RegistrationNumber up_to =
+      unproven.empty() ? registration_last_ : RegistrationNumber{unproven.begin()->value - 1};
+  Session& session = link.sessions[rank];
+  if (session.done >= up_to) return;
+  session.done = up_to;
+  out.push_back(SendMessage{*session.connection, Done{up_to}});
 }
 
 void Consumer::end_if_settled(const RequestId& id, Instant now, Actions& out) {

@@ -31,6 +31,7 @@ void Producer::on(ConnectionId connection, const Message& message, Instant now, 
                         [&](const Done& m) { on(connection, session, m, now, out); },
                         [&](const Goodbye&) {},  // it registers nothing new: nothing to do about it
                         [&](const Refused& m) {
+                          count_end(session);
                           out.push_back(Note{"consumer " + session.hello.from.engine_id + " refused us: " + m.text});
                           out.push_back(CloseConnection{connection});
                           end_session(connection, now, out);

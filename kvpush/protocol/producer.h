@@ -193,6 +193,8 @@ class Producer {
   void on(ConnectionId connection, Session& session, const Done& message, Instant now, Actions& out);
   // Tells the peer why and ends the session.
   void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
+  // A session is about to end because one side refused something.
+  void count_end(const Session& session);
   void end_session(ConnectionId connection, Instant now, Actions& out);
 
   // producer_transfer.cc

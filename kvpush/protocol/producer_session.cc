@@ -185,16 +185,16 @@ void Producer::on(ConnectionId connection, Session& session, const Done& message
 void Producer::refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out) {
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;
-  if (found->second.state == SessionState::kReady) {
-    ++counters_.sessions_lost;
-  } else {
-    ++counters_.sessions_refused;
-  }
+  count_end(found->second);
   if (code == ErrorCode::kBadMessage) ++counters_.bad_messages;
   out.push_back(Note{fmt::format("consumer {} refused: {}", describe(found->second.hello.from), text)});
   out.push_back(SendMessage{connection, Refused{code, std::move(text)}});
   out.push_back(CloseConnection{connection});
   end_session(connection, now, out);
+}
+
+void Producer::count_end(const Session& session) {
+  ++(session.state == SessionState::kReady ? counters_.sessions_lost : counters_.sessions_refused);
 }
 
 void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {

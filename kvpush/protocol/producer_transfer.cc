@@ -195,7 +195,10 @@ void Producer::settle_transfer(const TransferId& transfer_id, Instant now, Actio
 }
 
 void Producer::close_transfer(const TransferId& transfer_id, ErrorCode told, Instant now) {
-  if (closed_.size() >= kRequestsMax) closed_.erase(closed_.begin());
+  if (closed_.size() >= kRequestsMax && !closed_.contains(transfer_id)) {
+    deadlines_.clear({.kind = Kind::kForget, .transfer_id = closed_.begin()->first});
+    closed_.erase(closed_.begin());
+  }
   closed_[transfer_id] = told;
   deadlines_.set({.kind = Kind::kForget, .transfer_id = transfer_id}, now + options_.outcome_timeout);
 }

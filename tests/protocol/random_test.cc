@@ -61,6 +61,9 @@ class Chaos {
   Random random_;
   bool has_trouble_ = false;  // connections, writes, peers and processes fail
   bool has_doubts_ = false;   // engines change their minds
+  // One in how many steps something arrives, or moves: slow writes live through much more than quick ones.
+  std::uint64_t message_pace_ = 1;
+  std::uint64_t write_pace_ = 1;
   World world_;
   std::vector<Rank*> producers_;
   std::vector<Rank*> consumers_;
@@ -77,7 +80,12 @@ WorldOptions options_of(Random& random) {
 }
 
 Chaos::Chaos(std::uint64_t seed)
-    : random_(seed), has_trouble_(!one_in(4)), has_doubts_(!one_in(4)), world_(options_of(random_), seed) {
+    : random_(seed),
+      has_trouble_(!one_in(4)),
+      has_doubts_(!one_in(4)),
+      message_pace_(1 + random_.below(3)),
+      write_pace_(1 + random_.below(20)),
+      world_(options_of(random_), seed) {
   const auto rank_count = [&] { return static_cast<std::uint32_t>(1 + random_.below(2)); };
   world_.add({.name = "P", .role = World::Role::kProducer, .rank_count = rank_count()});
   world_.add({.name = "C", .rank_count = rank_count()});
@@ -100,12 +108,15 @@ void Chaos::run() {
 
 void Chaos::step() {
   world_.advance_to(world_.now() + Duration{random_.below(4) * 1'000'000});
-  if (auto arrivals = world_.arrivals(); !arrivals.empty() && !one_in(4)) {
+  if (auto arrivals = world_.arrivals(); !arrivals.empty() && one_in(message_pace_)) {
     const auto [connection, side] = any_of(arrivals);
     world_.deliver(*connection, side);
   }
   if (world_.resolves() > 0 && one_in(2)) world_.resolve();
-  if (!world_.writes().empty() && one_in(2)) move_writes();
+  if (!world_.writes().empty() && one_in(write_pace_)) move_writes();
+  for (Rank* producer : producers_) {
+    if (producer->is_full && one_in(20)) world_.set_full(*producer, false);
+  }
   if (one_in(10)) ask();
   if (has_doubts_ && one_in(40)) change_mind();
   if (has_trouble_ && one_in(40)) make_trouble();
@@ -175,9 +186,7 @@ void Chaos::make_trouble() {
       break;
     case 4: world_.advance_to(world_.now() + Duration{random_.below(3'000'000'000)}); break;
     case 5: world_.set_directory("P", one_in(2)); break;
-    case 6:
-      for (Rank* producer : producers_) producer->is_full = one_in(2);
-      break;
+    case 6: world_.set_full(*any_of(producers_), true); break;
     default:
       if (producers_.front()->is_alive) {
         if (one_in(3)) world_.kill("P");
@@ -206,10 +215,7 @@ void Chaos::move_writes() {
 void Chaos::calm_down() {
   if (!producers_.front()->is_alive) world_.restart("P");
   world_.set_directory("P", true);
-  for (Rank* producer : producers_) {
-    producer->is_full = false;
-    world_.post(*producer);
-  }
+  for (Rank* producer : producers_) world_.set_full(*producer, false);
   const Instant end = world_.now() + kEndLimit;
   for (std::size_t i = 0; i < kCalmStepsMax && world_.faults().empty(); ++i) {
     keep_lines();
@@ -287,7 +293,7 @@ TEST(RandomWorld, IsSafeAndComesToRestWhateverHappens) {
 
     completed += chaos.completed();
     const std::vector<std::string> faults = chaos.faults();
-    if (faults.empty()) continue;
+    if (faults.empty() && only == 0) continue;
     std::string text;
     for (const std::string& fault : faults) text += "\n  " + fault;
     FAIL() << "seed " << seed << ":" << text << "\nlast lines:\n" << chaos.last_lines();

@@ -189,10 +189,9 @@ bool Stage::run_rank(Rank& rank, const Words& words) {
   } else if (verb == "drain") {
     world.drain(rank);
   } else if (verb == "full") {
-    rank.is_full = true;
+    world.set_full(rank, true);
   } else if (verb == "room") {
-    rank.is_full = false;
-    world.post(rank);
+    world.set_full(rank, false);
   } else if (verb == "state") {
     world.note(state(rank));
   } else {

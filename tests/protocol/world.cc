@@ -269,6 +269,11 @@ void World::post(Rank& producer) {
   }
 }
 
+void World::set_full(Rank& producer, bool is_full) {
+  producer.is_full = is_full;
+  if (producer.is_alive) post(producer);
+}
+
 void World::land(Write& write, std::size_t pieces) {
   if (write.connection->is_fenced || (write.is_cut && !write.is_astray)) return;
   for (; pieces > 0 && !write.pieces.empty(); --pieces, write.pieces.pop_front()) {

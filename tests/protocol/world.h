@@ -152,8 +152,8 @@ class World {
   void land(Write& write, std::size_t pieces);
   void complete(Write& write);
   void fail(Write& write);
-  void forget(Write& write);  // one that is astray is lost for good
-  void post(Rank& producer);
+  void forget(Write& write);                    // one that is astray is lost for good
+  void set_full(Rank& producer, bool is_full);  // its transport takes no more for now
 
   // Trouble.
   void cut(Connection& connection);
@@ -176,6 +176,7 @@ class World {
  private:
   template <class Step>
   void step(Rank& rank, Step on);
+  void post(Rank& producer);
   void perform(Rank& rank, const Action& action, Actions& more);
   void dial(Rank& rank, const Dial& action);
   void send(Rank& rank, const SendMessage& action);
