@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <list>
 #include <map>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "kvpush/base/check.h"
@@ -19,6 +22,7 @@
 #include "kvpush/transport/address.h"
 #include "kvpush/transport/region_table.h"
 #include "kvpush/transport/ucx/wires.h"
+#include "kvpush/transport/ucx/worker.h"
 
 namespace kvpush {
 namespace {
@@ -38,41 +42,42 @@ constexpr std::size_t kCloseTurnsMax = 1u << 24;
 constexpr int kConnectingWaits = 10;
 constexpr int kConnectingWaitMilliseconds = 10;
 
-// The context and worker of one transport.
-//
-// Job: owns both.
-// Thread: agent role.
-class UcxWorker {
- public:
-  static Result<std::unique_ptr<UcxWorker>> open(const char* transports);
-  ~UcxWorker();
-  UcxWorker(const UcxWorker&) = delete;
-  UcxWorker& operator=(const UcxWorker&) = delete;
+static_assert(std::endian::native == std::endian::little, "the headers below go over the wire as they are");
 
-  ucp_context_h context() const { return context_; }
-  ucp_worker_h worker() const { return worker_; }
-  int event_fd() const { return event_fd_; }
-  Result<std::vector<std::byte>> address() const;
+// Active messages of ours, by UCX's number for them.
+constexpr unsigned kWriteMessage = 1;
+constexpr unsigned kAnswerMessage = 2;
+// Bytes of one write message: a few of UCX's own segments, so that their headers cost little and nothing is buffered
+// long.
+constexpr std::uint64_t kMessageBytesMax = 64u << 10;
 
- private:
-  UcxWorker() = default;
-
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
-  int event_fd_ = -1;
+// Before the bytes that go to `remote`.
+struct WriteHeader {
+  std::uint64_t batch = 0;        // the writer's number
+  std::uint64_t batch_bytes = 0;  // of all its messages
+  std::uint64_t remote = 0;
 };
 
-// The Transport contract over UCX: one put for each descriptor, one endpoint flush for each batch.
+// All bytes of the batch have arrived.
+struct AnswerHeader {
+  std::uint64_t batch = 0;
+  std::uint64_t refused = 0;  // not 0: some were outside the regions and are not stored
+};
+
+// The Transport contract over UCX.
 //
-// Job: maps memory, keeps endpoints in peer-error mode, counts the requests of each batch.
+// Where the adapter stores the bytes (RDMA), a descriptor is a put and a batch ends with a flush of the endpoint. Where
+// the target's software does, both are messages of our own: UCX would send puts as messages too, but a target whose
+// writer dies while it acknowledges one is ended by UCX (ucp_rma_sw_send_cmpl: "Fatal: unexpected error").
+//
+// Job: maps memory, keeps endpoints in peer-error mode, counts the requests of each batch, stores what arrives.
 // Not here: which wire UCX takes (its own choice among those allowed), and retrying on a failed endpoint.
 // Owner: Agent.
 // Thread: agent role.
 // Invariant: a batch ends only when UCX has ended every request of it, so none of them reads local memory any more.
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(std::unique_ptr<UcxWorker> worker, std::vector<std::byte> worker_address)
-      : worker_(std::move(worker)), worker_address_(std::move(worker_address)) {}
+  UcxTransport(std::unique_ptr<UcxWorker> worker, std::vector<std::byte> worker_address);
   ~UcxTransport() override;
 
   std::string_view name() const override { return "ucx"; }
@@ -94,13 +99,20 @@ class UcxTransport final : public Transport {
     ucp_mem_h handle = nullptr;
     std::vector<std::byte> key;  // packed, for peers
   };
+  // A batch that is arriving here.
+  struct Incoming {
+    std::uint64_t bytes = 0;
+    bool refused = false;
+  };
   struct Peer {
     UcxTransport* transport = nullptr;
     PeerId id;
     ucp_ep_h endpoint = nullptr;  // null once closed
     RegionTable regions;
     std::vector<ucp_rkey_h> keys;  // by number of the region
-    std::size_t in_flight = 0;     // batches not handed out
+    bool by_messages = true;
+    std::size_t in_flight = 0;  // batches not handed out
+    std::map<std::uint64_t, Incoming> incoming;
     bool connecting = true;
     bool failed = false;
   };
@@ -108,8 +120,11 @@ class UcxTransport final : public Transport {
     UcxTransport* transport = nullptr;
     PeerId peer;
     WriteToken token;
+    std::uint64_t number = 0;
     std::vector<Descriptor> descriptors;
-    std::size_t requests = 0;  // UCX has not ended; one more while write() runs
+    std::vector<WriteHeader> headers;  // UCX reads them until their message is sent
+    std::size_t requests = 0;          // UCX has not ended; one more while write() runs
+    bool unanswered = false;           // by the target
     std::optional<Error> error;
     std::list<Batch>::iterator self;
   };
@@ -119,19 +134,31 @@ class UcxTransport final : public Transport {
   };
 
   static void on_request_end(void* request, ucs_status_t status, void* batch);
+  static void on_answer_sent(void* request, ucs_status_t status, void* answer);
+  static ucs_status_t on_write_message(void* transport, const void* header, std::size_t header_bytes, void* data,
+                                       std::size_t size, const ucp_am_recv_param_t* param);
+  static ucs_status_t on_answer_message(void* transport, const void* header, std::size_t header_bytes, void* data,
+                                        std::size_t size, const ucp_am_recv_param_t* param);
   static void on_connected(void* request, ucs_status_t status, void* peer);
   static void on_endpoint_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
   Result<void> open_endpoint(Peer& peer, std::span<const std::byte> worker_address);
   Result<void> unpack_keys(Peer& peer, AddressReader& reader);
-  void post(Peer& peer, Batch& batch);
+  void post_puts(Peer& peer, Batch& batch);
+  void post_messages(Peer& peer, Batch& batch);
+  // The peer at the other end of the endpoint that a message came by; null if we do not know it or have closed it.
+  Peer* sender(const ucp_am_recv_param_t& param) const;
+  void store(Peer& peer, const WriteHeader& header, std::span<const std::byte> bytes);
+  void answer(Peer& peer, const AnswerHeader& header);
+  void answered(PeerId peer, const AnswerHeader& header);
   void took(Batch& batch, ucs_status_ptr_t request);
   void request_ended(Batch& batch, ucs_status_t status);
+  void end_if_done(Batch& batch);
   // Closes by force: afterwards every batch of the peer has ended.
   void close(Peer& peer);
   void let_connect(const Peer& peer);
-  bool has_batches(PeerId peer) const;
-  void note_wires(const Peer& peer);
+  bool has_requests(PeerId peer) const;
+  void note_wires(Peer& peer);
   std::size_t report_losses(TransportEvents& events);
   void wake_if_armed();
 
@@ -139,9 +166,11 @@ class UcxTransport final : public Transport {
   const std::vector<std::byte> worker_address_;
   RegionTable regions_;
   std::map<RegionId, Mapped> mapped_;
-  std::map<PeerId, std::unique_ptr<Peer>> peers_;  // UCX holds pointers to them
+  std::map<PeerId, std::unique_ptr<Peer>> peers_;    // UCX holds pointers to them
+  std::unordered_map<ucp_ep_h, Peer*> by_endpoint_;  // those not closed
   std::uint32_t next_peer_ = 0;
   std::list<Batch> batches_;  // UCX holds pointers to them
+  std::uint64_t next_batch_ = 0;
   std::vector<Ended> ended_;
   std::vector<PeerId> failed_;  // not reported yet
   std::set<std::string> wires_;
@@ -166,45 +195,10 @@ Result<std::unique_ptr<Transport>> open_ucx_transport(const UcxOptions& options)
 
 namespace {
 
-Result<std::unique_ptr<UcxWorker>> UcxWorker::open(const char* transports) {
-  ucp_config_t* config = nullptr;
-  if (ucp_config_read(nullptr, nullptr, &config) != UCS_OK) {
-    return fail(ErrorCode::kUnavailable, "UCX cannot read its configuration");
-  }
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
-  std::unique_ptr<UcxWorker> self(new UcxWorker);
-  const bool configured = ucp_config_modify(config, "TLS", transports) == UCS_OK;
-  const ucs_status_t opened = configured ? ucp_init(&params, config, &self->context_) : UCS_ERR_INVALID_PARAM;
-  ucp_config_release(config);
-  if (opened != UCS_OK) return fail(ErrorCode::kUnavailable, "UCX finds no device for the transports allowed");
-
-  ucp_worker_params_t worker_params{};
-  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
-  if (ucp_worker_create(self->context_, &worker_params, &self->worker_) != UCS_OK ||
-      ucp_worker_get_efd(self->worker_, &self->event_fd_) != UCS_OK) {
-    return fail(ErrorCode::kUnavailable, "UCX cannot make a worker that can be waited for");
-  }
-  return self;
-}
-
-UcxWorker::~UcxWorker() {
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
-}
-
-Result<std::vector<std::byte>> UcxWorker::address() const {
-  ucp_address_t* address = nullptr;
-  std::size_t size = 0;
-  if (ucp_worker_get_address(worker_, &address, &size) != UCS_OK) {
-    return fail(ErrorCode::kUnavailable, "UCX does not tell its address");
-  }
-  const auto* first = reinterpret_cast<const std::byte*>(address);
-  std::vector<std::byte> bytes(first, first + size);
-  ucp_worker_release_address(worker_, address);
-  return bytes;
+UcxTransport::UcxTransport(std::unique_ptr<UcxWorker> worker, std::vector<std::byte> worker_address)
+    : worker_(std::move(worker)), worker_address_(std::move(worker_address)) {
+  worker_->receive(kWriteMessage, &on_write_message, this);
+  worker_->receive(kAnswerMessage, &on_answer_message, this);
 }
 
 UcxTransport::~UcxTransport() {
@@ -289,6 +283,7 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
   if (unpacked && !reader.ended()) unpacked = fail(ErrorCode::kBadMessage, "a ucx address is too long");
   const PeerId id = peer->id;
   note_wires(*peer);
+  by_endpoint_.emplace(peer->endpoint, peer.get());
   peers_.emplace(id, std::move(peer));
   if (!unpacked) {
     disconnect(id);
@@ -319,9 +314,16 @@ Result<void> UcxTransport::write(PeerId peer, std::span<const Descriptor> descri
   batch.transport = this;
   batch.peer = peer;
   batch.token = token;
+  batch.number = next_batch_++;
   batch.descriptors.assign(descriptors.begin(), descriptors.end());
   batch.self = std::prev(batches_.end());
-  post(to, batch);
+  batch.requests = 1;
+  if (to.by_messages) {
+    post_messages(to, batch);
+  } else {
+    post_puts(to, batch);
+  }
+  request_ended(batch, UCS_OK);
   wake_if_armed();
   return {};
 }
@@ -349,6 +351,35 @@ void UcxTransport::on_request_end(void* request, ucs_status_t status, void* batc
   ucp_request_free(request);
   Batch& ended = *static_cast<Batch*>(batch);
   ended.transport->request_ended(ended, status);
+}
+
+void UcxTransport::on_answer_sent(void* request, ucs_status_t /*status*/, void* answer) {
+  ucp_request_free(request);
+  delete static_cast<AnswerHeader*>(answer);
+}
+
+ucs_status_t UcxTransport::on_write_message(void* transport, const void* header, std::size_t header_bytes, void* data,
+                                            std::size_t size, const ucp_am_recv_param_t* param) {
+  auto& self = *static_cast<UcxTransport*>(transport);
+  Peer* const peer = self.sender(*param);
+  WriteHeader read;
+  // Data that is not here yet (a rendezvous) is not what our writers send.
+  const bool is_here = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
+  if (peer == nullptr || !is_here || header_bytes != sizeof read) return UCS_OK;
+  std::memcpy(&read, header, sizeof read);
+  self.store(*peer, read, {static_cast<const std::byte*>(data), size});
+  return UCS_OK;
+}
+
+ucs_status_t UcxTransport::on_answer_message(void* transport, const void* header, std::size_t header_bytes,
+                                             void* /*data*/, std::size_t /*size*/, const ucp_am_recv_param_t* param) {
+  auto& self = *static_cast<UcxTransport*>(transport);
+  const Peer* const peer = self.sender(*param);
+  AnswerHeader read;
+  if (peer == nullptr || header_bytes != sizeof read) return UCS_OK;
+  std::memcpy(&read, header, sizeof read);
+  self.answered(peer->id, read);
+  return UCS_OK;
 }
 
 void UcxTransport::on_connected(void* request, ucs_status_t /*status*/, void* peer) {
@@ -395,14 +426,13 @@ Result<void> UcxTransport::unpack_keys(Peer& peer, AddressReader& reader) {
   return {};
 }
 
-void UcxTransport::post(Peer& peer, Batch& batch) {
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = &on_request_end;
-  param.user_data = &batch;
-  ucp_request_param_t put = param;
+void UcxTransport::post_puts(Peer& peer, Batch& batch) {
+  ucp_request_param_t flush{};
+  flush.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  flush.cb.send = &on_request_end;
+  flush.user_data = &batch;
+  ucp_request_param_t put = flush;
   put.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-  batch.requests = 1;
   for (const Descriptor& descriptor : batch.descriptors) {
     if (descriptor.length_bytes == 0) continue;
     const Region* source = regions_.holder(descriptor.local, descriptor.length_bytes);
@@ -411,8 +441,75 @@ void UcxTransport::post(Peer& peer, Batch& batch) {
     took(batch, ucp_put_nbx(peer.endpoint, reinterpret_cast<const void*>(descriptor.local), descriptor.length_bytes,
                             descriptor.remote, peer.keys[target->id.value], &put));
   }
-  took(batch, ucp_ep_flush_nbx(peer.endpoint, &param));
-  request_ended(batch, UCS_OK);
+  took(batch, ucp_ep_flush_nbx(peer.endpoint, &flush));
+}
+
+// A batch of no bytes is one message of none: its answer still says that the target is there.
+void UcxTransport::post_messages(Peer& peer, Batch& batch) {
+  std::vector<Descriptor> pieces;
+  std::uint64_t batch_bytes = 0;
+  for (const Descriptor& whole : batch.descriptors) {
+    batch_bytes += whole.length_bytes;
+    for (std::uint64_t at = 0; at < whole.length_bytes; at += kMessageBytesMax) {
+      pieces.push_back({whole.local + at, whole.remote + at, std::min(kMessageBytesMax, whole.length_bytes - at)});
+    }
+  }
+  if (pieces.empty()) pieces.emplace_back();
+  for (const Descriptor& piece : pieces) batch.headers.push_back({batch.number, batch_bytes, piece.remote});
+
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &on_request_end;
+  param.user_data = &batch;
+  batch.unanswered = true;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    took(batch, ucp_am_send_nbx(peer.endpoint, kWriteMessage, &batch.headers[i], sizeof(WriteHeader),
+                                reinterpret_cast<const void*>(pieces[i].local), pieces[i].length_bytes, &param));
+  }
+}
+
+UcxTransport::Peer* UcxTransport::sender(const ucp_am_recv_param_t& param) const {
+  if ((param.recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return nullptr;
+  const auto found = by_endpoint_.find(param.reply_ep);
+  return found == by_endpoint_.end() ? nullptr : found->second;
+}
+
+void UcxTransport::store(Peer& peer, const WriteHeader& header, std::span<const std::byte> bytes) {
+  // More batches than a writer may have in flight: not one of ours, and not worth memory.
+  if (!peer.incoming.contains(header.batch) && peer.incoming.size() >= kBatchesInFlightMax) return;
+  Incoming& batch = peer.incoming[header.batch];
+  batch.bytes += bytes.size();
+  if (bytes.empty()) {
+  } else if (regions_.holder(header.remote, bytes.size()) == nullptr) {
+    batch.refused = true;
+  } else {
+    std::memcpy(reinterpret_cast<void*>(header.remote), bytes.data(), bytes.size());
+  }
+  if (batch.bytes < header.batch_bytes) return;
+  answer(peer, {header.batch, batch.refused ? 1u : 0u});
+  peer.incoming.erase(header.batch);
+}
+
+void UcxTransport::answer(Peer& peer, const AnswerHeader& header) {
+  auto kept = std::make_unique<AnswerHeader>(header);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = &on_answer_sent;
+  param.user_data = kept.get();
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(peer.endpoint, kAnswerMessage, kept.get(), sizeof *kept, nullptr, 0, &param);
+  // If it could not be sent, the endpoint has failed and says so by itself.
+  if (UCS_PTR_IS_PTR(request)) static_cast<void>(kept.release());
+}
+
+void UcxTransport::answered(PeerId peer, const AnswerHeader& header) {
+  const auto batch = std::ranges::find(batches_, header.batch, &Batch::number);
+  if (batch == batches_.end() || batch->peer != peer) return;
+  batch->unanswered = false;
+  if (header.refused != 0) batch->error = Error{ErrorCode::kOutOfRegion, "the target has no such region any more"};
+  end_if_done(*batch);
 }
 
 void UcxTransport::took(Batch& batch, ucs_status_ptr_t request) {
@@ -425,13 +522,19 @@ void UcxTransport::took(Batch& batch, ucs_status_ptr_t request) {
 
 void UcxTransport::request_ended(Batch& batch, ucs_status_t status) {
   if (status != UCS_OK && !batch.error) batch.error = error_of(status);
-  if (--batch.requests > 0) return;
+  --batch.requests;
+  end_if_done(batch);
+}
+
+void UcxTransport::end_if_done(Batch& batch) {
+  if (batch.requests > 0 || (batch.unanswered && !batch.error)) return;
   ended_.push_back({batch.peer, {batch.token, batch.error}});
   batches_.erase(batch.self);
 }
 
 void UcxTransport::close(Peer& peer) {
   if (peer.endpoint == nullptr) return;
+  by_endpoint_.erase(peer.endpoint);  // from here on nothing of this peer is stored
   let_connect(peer);
   peer.failed = true;
   ucp_request_param_t param{};
@@ -443,11 +546,17 @@ void UcxTransport::close(Peer& peer) {
     return UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS;
   };
   std::size_t turns = 0;
-  while (closing() || peer.connecting || has_batches(peer.id)) {
+  while (closing() || peer.connecting || has_requests(peer.id)) {
     ucp_worker_progress(worker_->worker());
     KVPUSH_CHECK(++turns < kCloseTurnsMax, "UCX has not ended a forced close: the fate of its writes is unknown");
   }
   if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
+  for (auto next = batches_.begin(); next != batches_.end();) {
+    Batch& batch = *next++;
+    if (batch.peer != peer.id) continue;
+    if (!batch.error) batch.error = Error{ErrorCode::kPeerLost, "the ucx endpoint was closed"};
+    end_if_done(batch);
+  }
 }
 
 // UCX 1.13 over TCP ends the process of a peer (an assertion of its own) when we close while the two still connect.
@@ -460,12 +569,14 @@ void UcxTransport::let_connect(const Peer& peer) {
   }
 }
 
-bool UcxTransport::has_batches(PeerId peer) const {
-  return std::ranges::any_of(batches_, [peer](const Batch& batch) { return batch.peer == peer; });
+bool UcxTransport::has_requests(PeerId peer) const {
+  return std::ranges::any_of(batches_, [peer](const Batch& batch) { return batch.peer == peer && batch.requests > 0; });
 }
 
-void UcxTransport::note_wires(const Peer& peer) {
-  wires_.merge(wires_of(peer.endpoint));
+void UcxTransport::note_wires(Peer& peer) {
+  std::set<std::string> wires = wires_of(peer.endpoint);
+  peer.by_messages = wires.empty() || std::ranges::any_of(wires, target_moves);
+  wires_.merge(wires);
   wire_.clear();
   for (const std::string& wire : wires_) wire_ += (wire_.empty() ? "" : ",") + wire;
   if (wire_.empty()) wire_ = "unknown";

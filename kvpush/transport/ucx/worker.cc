@@ -1,0 +1,59 @@
+#include "kvpush/transport/ucx/worker.h"
+
+#include "kvpush/base/check.h"
+
+namespace kvpush {
+
+Result<std::unique_ptr<UcxWorker>> UcxWorker::open(const char* transports) {
+  ucp_config_t* config = nullptr;
+  if (ucp_config_read(nullptr, nullptr, &config) != UCS_OK) {
+    return fail(ErrorCode::kUnavailable, "UCX cannot read its configuration");
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  std::unique_ptr<UcxWorker> self(new UcxWorker);
+  const bool configured = ucp_config_modify(config, "TLS", transports) == UCS_OK;
+  const ucs_status_t opened = configured ? ucp_init(&params, config, &self->context_) : UCS_ERR_INVALID_PARAM;
+  ucp_config_release(config);
+  if (opened != UCS_OK) return fail(ErrorCode::kUnavailable, "UCX finds no device for the transports allowed");
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  if (ucp_worker_create(self->context_, &worker_params, &self->worker_) != UCS_OK ||
+      ucp_worker_get_efd(self->worker_, &self->event_fd_) != UCS_OK) {
+    return fail(ErrorCode::kUnavailable, "UCX cannot make a worker that can be waited for");
+  }
+  return self;
+}
+
+UcxWorker::~UcxWorker() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+Result<std::vector<std::byte>> UcxWorker::address() const {
+  ucp_address_t* address = nullptr;
+  std::size_t size = 0;
+  if (ucp_worker_get_address(worker_, &address, &size) != UCS_OK) {
+    return fail(ErrorCode::kUnavailable, "UCX does not tell its address");
+  }
+  const auto* first = reinterpret_cast<const std::byte*>(address);
+  std::vector<std::byte> bytes(first, first + size);
+  ucp_worker_release_address(worker_, address);
+  return bytes;
+}
+
+void UcxWorker::receive(unsigned number, ucp_am_recv_callback_t handler, void* argument) {
+  ucp_am_handler_param_t param{};
+  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                     UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  param.id = number;
+  param.flags = UCP_AM_FLAG_WHOLE_MSG;
+  param.cb = handler;
+  param.arg = argument;
+  KVPUSH_CHECK(ucp_worker_set_am_recv_handler(worker_, &param) == UCS_OK, "UCX refuses a message handler");
+}
+
+}  // namespace kvpush
