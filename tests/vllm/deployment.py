@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import prompts
 import servers
@@ -30,7 +31,7 @@ OPTIONS = servers.Vllm(
 )
 
 
-def ask_worker(server: servers.VllmServer, method: str, *arguments: object) -> dict:
+def ask_worker(server: servers.VllmServer, method: str, *arguments: object) -> Any:
     """Calls a method of kv_reader.KvReader."""
     body = {"method": method, "args": [str(one) for one in arguments]}
     answer = servers.post_json(server.url + "/collective_rpc", body, servers.COMPLETION_LIMIT_S)
@@ -80,12 +81,12 @@ class Reference:
 
     texts: dict[str, str] = field(default_factory=dict)
     prompt_tokens: dict[str, int] = field(default_factory=dict)
-    steps_of_first: int = 0  # for the first prompt of prompts.STORIES, which fits into one chunk, and one token
+    steps_of_first: list[int] = field(default_factory=list)  # tokens computed in each, for prompts.STORIES[0]
 
     def ask(self, server: servers.VllmServer) -> None:
-        steps = server.metric("vllm:iteration_tokens_total_count")
+        ask_worker(server, "kv_watch")
         servers.complete(server.url, prompts.STORIES[0], 1)
-        self.steps_of_first = int(server.metric("vllm:iteration_tokens_total_count") - steps)
+        self.steps_of_first = ask_worker(server, "kv_steps")
         for prompt in (*prompts.ALL, *prompts.SHARED_PREFIX):
             answer = servers.complete(server.url, prompt, TOKENS)
             self.texts[prompt], self.prompt_tokens[prompt] = answer.text, answer.prompt_tokens

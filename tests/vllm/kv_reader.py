@@ -32,20 +32,26 @@ class KvReader:
     """Methods added to vLLM's worker."""
 
     def kv_watch(self) -> None:
-        """From now on remembers the block table of the newest request."""
+        """From now on remembers of the newest request its block table and how many tokens each step computed."""
         inner = self.model_runner.execute_model
 
         def execute_model(scheduler_output, *arguments, **more):
             for request in scheduler_output.scheduled_new_reqs:
-                self._watched, self._table = request.req_id, list(request.block_ids[0])
+                self._watched, self._table, self._steps = request.req_id, list(request.block_ids[0]), []
             cached = scheduler_output.scheduled_cached_reqs
             for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
                 if request_id == self._watched and blocks is not None:
                     self._table += blocks[0]
+            if self._watched in scheduler_output.num_scheduled_tokens:
+                self._steps.append(scheduler_output.num_scheduled_tokens[self._watched])
             return inner(scheduler_output, *arguments, **more)
 
-        self._watched, self._table = "", []
+        self._watched, self._table, self._steps = "", [], []
         self.model_runner.execute_model = execute_model
+
+    def kv_steps(self) -> list[int]:
+        """How many tokens of the newest request each step computed."""
+        return self._steps
 
     def kv_poison(self) -> None:
         """Overwrites the whole KV cache. Only while nothing runs, and without prefix caching."""

@@ -40,7 +40,16 @@ class Sources:
 
 
 def test_the_reference_computes_the_last_prompt_token_in_a_step_of_its_own(reference):
-    assert reference.steps_of_first == 2
+    assert reference.steps_of_first == [reference.prompt_tokens[prompts.STORIES[0]] - 1, 1]
+
+
+def test_prefill_computes_in_chunks_and_decode_one_token_a_step(pair, reference):
+    longest = prompts.STORIES[-1]
+
+    pair.complete(longest)
+
+    assert len(ask_worker(pair.p, "kv_steps")) > (0 if pair.caching else 2)
+    assert ask_worker(pair.d, "kv_steps") == [1] * TOKENS
 
 
 def test_the_prompts_are_what_these_tests_need(reference):
