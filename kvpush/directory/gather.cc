@@ -3,6 +3,7 @@
 #include <boost/json.hpp>
 #include <boost/system/error_code.hpp>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace kvpush {
@@ -67,29 +68,36 @@ class Families {
   std::vector<std::string> order_;
 };
 
-json::object transfers_of(const RankAnswer& answer) {
-  json::object part{{"rank", answer.rank}};
-  if (!answer.body) {
-    part["error"] = error_name(answer.body.error().code);
-    return part;
-  }
+// The fields of a JSON object as they were written, or nothing if it is none or has none.
+std::optional<std::string_view> fields_of(std::string_view text) {
   boost::system::error_code error;
-  json::value value = json::parse(*answer.body, error);
-  json::object* object = error ? nullptr : value.if_object();
-  if (object == nullptr) {
-    part["error"] = error_name(ErrorCode::kBadMessage);
-    return part;
+  const json::value value = json::parse(text, error);
+  if (error || !value.is_object() || value.get_object().empty()) return std::nullopt;
+  const std::size_t begin = text.find('{') + 1;
+  return text.substr(begin, text.rfind('}') - begin);
+}
+
+void append_transfers(std::string& out, const RankAnswer& answer) {
+  out.append("{\"rank\":").append(std::to_string(answer.rank)).append(",");
+  const auto fields = answer.body ? fields_of(*answer.body) : std::nullopt;
+  if (fields) {
+    out.append(*fields);
+  } else {
+    const ErrorCode code = answer.body ? ErrorCode::kBadMessage : answer.body.error().code;
+    out.append("\"error\":\"").append(error_name(code)).append("\"");
   }
-  for (auto& field : *object) part.insert(std::move(field));
-  return part;
+  out.append("}");
 }
 
 }  // namespace
 
 std::string gather_transfers(const std::vector<RankAnswer>& answers) {
-  json::array ranks;
-  for (const RankAnswer& answer : answers) ranks.push_back(transfers_of(answer));
-  return json::serialize(json::object{{"ranks", std::move(ranks)}});
+  std::string text = "{\"ranks\":[";
+  for (const RankAnswer& answer : answers) {
+    if (&answer != &answers.front()) text += ',';
+    append_transfers(text, answer);
+  }
+  return text += "]}";
 }
 
 std::string gather_metrics(const std::vector<RankAnswer>& answers) {

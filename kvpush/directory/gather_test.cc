@@ -13,11 +13,15 @@ std::unexpected<Error> silent() {
 }
 
 TEST(GatherTransfers, NamesEachRankAndSaysWhichDidNotAnswer) {
-  const std::string text = gather_transfers(
-      {{0, R"({"live":[{"transfer_id":"t"}],"ended":[]})"}, {1, silent()}, {2, "no json"}, {3, R"(["no object"])"}});
+  const std::string text = gather_transfers({{0, R"( {"live":[{"transfer_id":"t"}],"seconds":0.10})"},
+                                             {1, silent()},
+                                             {2, "no json"},
+                                             {3, R"(["no object"])"},
+                                             {4, "{}"}});
 
-  EXPECT_EQ(text, R"({"ranks":[{"rank":0,"live":[{"transfer_id":"t"}],"ended":[]},{"rank":1,"error":"timeout"},)"
-                  R"({"rank":2,"error":"bad_message"},{"rank":3,"error":"bad_message"}]})");
+  EXPECT_EQ(text,
+            R"({"ranks":[{"rank":0,"live":[{"transfer_id":"t"}],"seconds":0.10},{"rank":1,"error":"timeout"},)"
+            R"({"rank":2,"error":"bad_message"},{"rank":3,"error":"bad_message"},{"rank":4,"error":"bad_message"}]})");
 }
 
 TEST(GatherMetrics, WritesEachFamilyOnceAndLabelsEachSample) {
