@@ -86,9 +86,11 @@ class Transport {
   virtual void disconnect(PeerId peer) = 0;
 
   // Posts one batch; ends with one completion that carries `token`, also when `descriptors` is empty. The local
-  // memory must not change from this call to the completion. The descriptors themselves are copied.
+  // memory must not change from this call to the completion. The descriptors themselves are copied; there are at most
+  // kBatchDescriptorsMax, and one of no bytes may name any address.
   // kOutOfRegion: a descriptor leaves the registered local regions or the peer's; nothing is posted.
-  // kFull: too much in flight; try again after a completion. kPeerLost: no such peer any more.
+  // kFull: kBatchesInFlightMax batches to this peer have not been handed out by poll(); try again after one was.
+  // kPeerLost: no such peer any more.
   virtual Result<void> write(PeerId peer, std::span<const Descriptor> descriptors, WriteToken token) = 0;
 
   // Makes bounded progress, appends what ended to `events`. Returns the amount of work done; 0 means nothing to do now.
