@@ -109,7 +109,7 @@ void Consumer::on_closed(ConnectionId connection, Instant now, Actions& out) {
   const RankOfLink at = found->second;
   connections_.erase(found);
   links_.at(at.directory).sessions[at.rank].connection.reset();
-  end_link(at.directory, {ErrorCode::kPeerLost, "the control connection ended"}, false, now, out);
+  end_link(at.directory, ErrorCode::kPeerLost, "the control connection ended", false, now, out);
 }
 
 void Consumer::on_peer_lost(Peer peer, bool writer_gone, Instant now, Actions& out) {
@@ -131,7 +131,7 @@ void Consumer::on_peer_lost(Peer peer, bool writer_gone, Instant now, Actions& o
   for (const auto& [directory, link] : links_) {
     const auto uses = [&](const Session& session) { return session.peer == peer; };
     if (std::ranges::none_of(link.sessions, uses)) continue;
-    end_link(Endpoint(directory), {ErrorCode::kPeerLost, "the data endpoint failed"}, false, now, out);
+    end_link(Endpoint(directory), ErrorCode::kPeerLost, "the data endpoint failed", false, now, out);
     return;
   }
 }
@@ -140,7 +140,7 @@ void Consumer::tick(Instant now, Actions& out) {
   for (const DeadlineKey& due : deadlines_.take_due(now)) {
     switch (due.kind) {
       case Kind::kStart:
-        end_link(due.directory, {ErrorCode::kTimeout, "the sessions were not ready in time"}, false, now, out);
+        end_link(due.directory, ErrorCode::kTimeout, "the sessions were not ready in time", false, now, out);
         break;
       case Kind::kRetry: {
         const auto link = links_.find(due.directory);
@@ -159,8 +159,8 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kProof: {
         const auto request = requests_.find(due.request);
         if (request == requests_.end()) break;
-        end_link(Endpoint(request->second.receive.producer),
-                 {ErrorCode::kTimeout, "the producer does not say that its writes have ended"}, false, now, out);
+        end_link(Endpoint(request->second.receive.producer), ErrorCode::kTimeout,
+                 "the producer does not say that its writes have ended", false, now, out);
         break;
       }
     }

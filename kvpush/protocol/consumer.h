@@ -130,6 +130,7 @@ class Consumer {
     std::vector<Session> sessions;                       // by rank of the engine
     std::vector<std::set<RegistrationNumber>> unproven;  // by rank: registrations made with this incarnation
     Duration backoff{};
+    std::string trouble;               // the last that the log was told of, since it was ready
     std::optional<ErrorCode> refused;  // while kWaiting: new requests end with this
     bool draining = false;             // the engine said Goodbye
     std::set<RequestId> requests;
@@ -181,8 +182,9 @@ class Consumer {
   void connect_peer(const RankOfLink& at, std::uint32_t first, Instant now, Actions& out);
   // Whatever state the link is in: ends its sessions, proves what can be proven, and tries again later if anybody needs
   // it. `lasting`: the next attempt would fail as well, so those that wait are told.
-  void end_link(const Endpoint& directory, Error why, bool lasting, Instant now, Actions& out);
-  // end_link() after telling the peer and the log why.
+  void end_link(const Endpoint& directory, ErrorCode code, const std::string& text, bool lasting, Instant now,
+                Actions& out);
+  // end_link() after telling the peer why.
   void refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now, Actions& out);
   void on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out);
   bool fences(Peer peer) const { return transports_[peer.transport].disconnect_fences; }

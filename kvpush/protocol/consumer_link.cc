@@ -45,13 +45,13 @@ void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngin
   Link& link = found->second;
   if (!engine) {
     ++counters_.resolves_failed;
-    return end_link(directory, engine.error(), false, now, out);
+    return end_link(directory, engine.error().code, engine.error().what, false, now, out);
   }
   if (engine->ranks.empty() || engine->ranks.size() > kRanksMax) {
-    return end_link(directory, {ErrorCode::kBadMessage, "its directory names no ranks, or too many"}, true, now, out);
+    return end_link(directory, ErrorCode::kBadMessage, "its directory names no ranks, or too many", true, now, out);
   }
   if (engine->incarnation == link.engine.incarnation && engine->ranks.size() != link.unproven.size()) {
-    return end_link(directory, {ErrorCode::kBadMessage, "its directory changed the number of ranks"}, true, now, out);
+    return end_link(directory, ErrorCode::kBadMessage, "its directory changed the number of ranks", true, now, out);
   }
   if (engine->incarnation != link.engine.incarnation) {
     for (const RequestId& id : link.requests) {
@@ -172,8 +172,8 @@ void Consumer::on(const RankOfLink& at, const Refused& message, Instant now, Act
     out.push_back(DisconnectPeer{*std::exchange(session.peer, std::nullopt)});
     return connect_peer(at, session.transport + 1, now, out);
   }
-  out.push_back(Note{fmt::format("producer engine at {} refused: {}", to_string(at.directory), message.text)});
-  end_link(at.directory, {message.code, "the producer refused the session"}, is_lasting(message.code), now, out);
+  end_link(at.directory, message.code, fmt::format("rank {} refused: {}", at.rank, message.text),
+           is_lasting(message.code), now, out);
 }
 
 void Consumer::on(const RankOfLink& at, const Assigned&, Instant now, Actions& out) {
@@ -191,6 +191,7 @@ void Consumer::on(const RankOfLink& at, const Assigned&, Instant now, Actions& o
 void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out) {
   link.state = LinkState::kReady;
   link.backoff = {};
+  link.trouble.clear();
   deadlines_.clear({.kind = Kind::kStart, .directory = directory});
   out.push_back(
       Note{fmt::format("producer {} at {}: {} session(s) ready over {}", link.engine.engine_id, to_string(directory),
@@ -218,23 +219,23 @@ void Consumer::refuse(const RankOfLink& at, ErrorCode code, const std::string& t
   for (const Session& session : links_.at(at.directory).sessions) {
     if (session.connection) out.push_back(SendMessage{*session.connection, Refused{code, text}});
   }
-  out.push_back(Note{fmt::format("producer engine at {}, rank {}: {}", to_string(at.directory), at.rank, text)});
-  end_link(at.directory, {code, "the session was refused"}, lasting, now, out);
+  end_link(at.directory, code, fmt::format("rank {}: {}", at.rank, text), lasting, now, out);
 }
 
-void Consumer::end_link(const Endpoint& directory, Error why, bool lasting, Instant now, Actions& out) {
+void Consumer::end_link(const Endpoint& directory, ErrorCode code, const std::string& text, bool lasting, Instant now,
+                        Actions& out) {
   Link& link = links_.at(directory);
   if (link.state == LinkState::kWaiting) return;
   ++(link.state == LinkState::kReady ? counters_.sessions_lost : counters_.sessions_refused);
-  if (link.backoff == Duration{}) {  // the first failure in a row
-    out.push_back(
-        Note{fmt::format("producer engine at {}: {} ({})", to_string(directory), why.what, error_name(why.code))});
+  if (link.trouble != text) {
+    out.push_back(Note{fmt::format("producer engine at {}: {} ({})", to_string(directory), text, error_name(code))});
+    link.trouble = text;
   }
   const std::vector<Session> sessions = std::exchange(link.sessions, {});
   link.state = LinkState::kWaiting;
   link.draining = false;
   link.declines.clear();
-  if (lasting) link.refused = why.code;
+  if (lasting) link.refused = code;
   deadlines_.clear({.kind = Kind::kStart, .directory = directory});
   link.backoff = std::clamp(link.backoff * 2, options_.backoff_first, options_.backoff_longest);
   const auto jitter = static_cast<std::uint64_t>(link.backoff.count() / 2);
@@ -252,10 +253,10 @@ void Consumer::end_link(const Endpoint& directory, Error why, bool lasting, Inst
   for (const RequestId& id : requests) {
     Request& request = requests_.at(id);
     if (request.parts.empty()) {
-      if (lasting) fail_request(id, why.code, now, out);
+      if (lasting) fail_request(id, code, now, out);
       continue;
     }
-    if (!request.failure) request.failure = why.code;
+    if (!request.failure) request.failure = code;
     deadlines_.clear({.kind = Kind::kProof, .request = id});
     const auto parts = static_cast<std::uint32_t>(request.parts.size());
     for (std::uint32_t rank = 0; rank < parts && requests_.contains(id); ++rank) {

@@ -12,6 +12,7 @@ namespace kvpush {
 namespace {
 
 std::string describe(const RankName& name) {
+  if (name == RankName{}) return "that has not said Hello";
   return fmt::format("{} (incarnation {:016x}, rank {})", name.engine_id, name.incarnation.value, name.rank);
 }
 

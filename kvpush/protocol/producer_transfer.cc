@@ -181,6 +181,7 @@ void Producer::settle_transfer(const TransferId& transfer_id, Instant now, Actio
     }
     return;
   }
+  if (draining_ && !transfer.ending && !all_ended) transfer.ending = ErrorCode::kStopped;  // nobody can come for it
   if (!transfer.ending && !all_ended) return deadlines_.set(hold, now + options_.hold_timeout);
 
   if (transfer.ending) ++counters_.sends_failed;

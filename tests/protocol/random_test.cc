@@ -178,7 +178,7 @@ void Chaos::make_trouble() {
   switch (random_.below(8)) {
     case 0:
     case 1:
-      if (connection != nullptr) world_.cut(*connection);
+      if (connection != nullptr) world_.cut(*connection, one_in(2));
       break;
     case 2:
     case 3:

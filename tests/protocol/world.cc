@@ -221,7 +221,7 @@ void World::resolve() {
 void World::deliver_all(const std::string& only_to) {
   for (bool is_busy = true; is_busy;) {
     is_busy = false;
-    while (resolves() > 0 && only_to.empty()) resolve();
+    while (resolves() > 0 && (only_to.empty() || resolving_.front().first->engine == only_to)) resolve();
     for (const auto& [connection, side] : arrivals()) {
       const Rank& rank = *connection->end(side).rank;
       if (!only_to.empty() && rank.name != only_to && rank.engine != only_to) continue;
@@ -232,15 +232,31 @@ void World::deliver_all(const std::string& only_to) {
   }
 }
 
+void World::open(Rank& consumer, Rank& producer) {
+  Connection& connection = connections_.emplace_back();
+  connection.id = ConnectionId{++connection_last_};
+  connection.consumer.rank = &consumer;
+  connection.producer.rank = &producer;
+  connection.producer.arriving.emplace_back(Connection::Opened{});
+  deliver(connection, Side::kProducer);
+}
+
 void World::say(const std::string& from, const std::string& to, const Message& message) {
   for (Connection& connection : std::views::reverse(connections_)) {
     for (const Side side : {Side::kConsumer, Side::kProducer}) {
-      if (connection.end(side).rank->name != from || connection.other(side).rank->name != to) continue;
-      connection.other(side).arriving.emplace_back(message);
-      return deliver(connection, side == Side::kConsumer ? Side::kProducer : Side::kConsumer);
+      const Rank& speaker = *connection.other(side).rank;
+      if (speaker.name != from || connection.end(side).rank->name != to) continue;
+      Message said = message;
+      if (Hello* hello = std::get_if<Hello>(&said)) {
+        hello->from = speaker.id;
+        hello->layout = speaker.blocks.layout();
+        for (const TransportView& view : views_) hello->transports.push_back({view.name, address_of(speaker.name)});
+      }
+      connection.end(side).arriving.emplace_front(said);
+      return deliver(connection, side);
     }
   }
-  faults_.push_back(fmt::format("the script lets {} speak to {} without a connection", from, to));
+  faults_.push_back(fmt::format("{} has no connection to {} to speak on", from, to));
 }
 
 // Writes.
@@ -332,9 +348,10 @@ void World::end_write(Write& write, std::optional<Error> error) {
 
 // Trouble.
 
-void World::cut(Connection& connection) {
+void World::cut(Connection& connection, bool is_all_lost) {
   for (const Side side : {Side::kConsumer, Side::kProducer}) {
     Connection::End& end = connection.end(side);
+    if (is_all_lost) end.arriving.clear();
     if (!end.is_closed) end.arriving.emplace_back(Connection::Closed{});
   }
 }

@@ -144,7 +144,10 @@ class World {
   void resolve();
   // Everything that arrives, answers included, until nothing does. Writes stay where they are.
   void deliver_all(const std::string& only_to = "");
-  // A message that its rank never meant to send, on its newest connection to `to`.
+  // A connection that the consumer's machine knows nothing of, for say().
+  void open(Rank& consumer, Rank& producer);
+  // A message that its rank never meant to send, on its newest connection to `to`; it arrives at once. Hello is
+  // completed with who speaks.
   void say(const std::string& from, const std::string& to, const Message& message);
 
   // Writes.
@@ -156,7 +159,8 @@ class World {
   void set_full(Rank& producer, bool is_full);  // its transport takes no more for now
 
   // Trouble.
-  void cut(Connection& connection);
+  // Both sides find the connection ended; what is under way may be lost with it.
+  void cut(Connection& connection, bool is_all_lost);
   void lose_peer(Connection& connection, Side side);
   void kill(const std::string& engine);
   void restart(const std::string& engine);

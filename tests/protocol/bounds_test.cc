@@ -1,0 +1,133 @@
+// Full is an answer: what happens when each table of the protocol machines holds as much as it may.
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "kvpush/base/limits.h"
+#include "tests/protocol/text.h"
+#include "tests/protocol/world.h"
+
+namespace kvpush::testing {
+namespace {
+
+// A producer with one consumer whose session is ready, and what it last said to that one.
+class Bounds : public ::testing::Test {
+ protected:
+  Bounds() {
+    const Blocks consumer(2, 0, 1, "bfloat16");
+    hear(Hello{kProtocolVersion, {"C", {7}, 0, 1}, {1}, consumer.layout(), {{kFencing, {}}}});
+    hear(Assign{{}, kFencing});
+    Actions out;
+    producer_.on_peer(kConnection, Peer{0, {1}}, {}, out);
+  }
+
+  void hear(const Message& message) {
+    Actions out;
+    if (!is_accepted_) producer_.on_accepted(kConnection, {});
+    is_accepted_ = true;
+    producer_.on(kConnection, message, {}, out);
+    said_.clear();
+    for (const Action& action : out) {
+      if (const auto* send = std::get_if<SendMessage>(&action)) said_ += text(send->message) + "\n";
+    }
+  }
+
+  static constexpr ConnectionId kConnection{1};
+  const Blocks blocks_{1, 0, 1, "bfloat16"};
+  const std::vector<TransportView> views_{{.name = kFencing, .address = {}, .disconnect_fences = true}};
+  Producer producer_{{"P", {1}, 0, 1}, blocks_.layout(), views_, {}};
+  bool is_accepted_ = false;
+  std::string said_;
+};
+
+TEST_F(Bounds, OfRegistrationsThatWaitFailTheNextOne) {
+  for (std::uint64_t number = 1; number <= kRegistrationsMax; ++number) {
+    hear(Register{{number}, "x" + std::to_string(number), {}, {}});
+  }
+  EXPECT_EQ(said_, "");
+
+  hear(Register{{kRegistrationsMax + 1}, "one too many", {}, {}});
+
+  EXPECT_EQ(said_, "Failed 8193 full\n");
+}
+
+TEST_F(Bounds, OfOutcomesEndTheSessionOfAConsumerThatNeverSaysDone) {
+  Actions out;
+  producer_.on(Withdraw{"x1"}, {}, out);
+  for (std::uint64_t number = 1; number <= kRegistrationsMax; ++number) hear(Register{{number}, "x1", {}, {}});
+  EXPECT_EQ(said_, "Failed 8192 aborted\n");
+
+  hear(Register{{kRegistrationsMax + 1}, "x1", {}, {}});
+
+  EXPECT_EQ(said_, "Refused full: outcomes pile up: the consumer does not send Done\n");
+}
+
+TEST_F(Bounds, OfOutcomesAreNeverMetByAConsumerThatSaysDone) {
+  Actions out;
+  producer_.on(Withdraw{"x1"}, {}, out);
+  for (std::uint64_t number = 1; number <= 2 * kRegistrationsMax; ++number) {
+    hear(Register{{number}, "x1", {}, {}});
+    hear(Done{{number}});
+  }
+
+  hear(Register{{2 * kRegistrationsMax + 1}, "x1", {}, {}});
+
+  EXPECT_EQ(said_, "Failed 16385 aborted\n");
+}
+
+TEST_F(Bounds, OfConsumersRefuseTheNextOne) {
+  Actions out;
+  for (std::uint64_t number = 2; number <= kSessionsMax + 1; ++number) {
+    producer_.on_accepted({number}, {});
+    out.clear();
+    producer_.on({number}, Hello{kProtocolVersion, {"C", {number + 100}, 0, 1}, {1}, blocks_.layout(), {}}, {}, out);
+  }
+
+  ASSERT_FALSE(out.empty());
+  const auto* refused = std::get_if<SendMessage>(&out[1]);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(text(refused->message), "Refused full: the producer knows too many consumers");
+}
+
+TEST_F(Bounds, OfRequestsThatHoldTheirBlocksRefuseTheNextOne) {
+  Actions out;
+  const auto send = [&](const std::string& name) { return producer_.on(Send{name, name, 0, {{}}}, {}, out); };
+  for (std::size_t i = 0; i < kRequestsMax; ++i) ASSERT_TRUE(send("s" + std::to_string(i)));
+
+  const Result<void> refused = send("one too many");
+
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFull);
+}
+
+TEST_F(Bounds, OfRequestsThatWaitForTheirKvRefuseTheNextOne) {
+  Consumer consumer({"C", {7}, 0, 1}, blocks_.layout(), views_, {}, Random(1));
+  Actions out;
+  const auto receive = [&](const std::string& name) {
+    return consumer.on(Receive{name, name, {"P", 80}, {}, {}}, {}, out);
+  };
+  for (std::size_t i = 0; i < kRequestsMax; ++i) ASSERT_TRUE(receive("r" + std::to_string(i)));
+
+  const Result<void> refused = receive("one too many");
+
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFull);
+}
+
+TEST_F(Bounds, OfProducerEnginesRefuseRequestsToTheNextOne) {
+  Consumer consumer({"C", {7}, 0, 1}, blocks_.layout(), views_, {}, Random(1));
+  Actions out;
+  const auto receive = [&](std::size_t engine) {
+    const Endpoint directory{"P", static_cast<std::uint16_t>(1 + engine)};
+    return consumer.on(Receive{"r" + std::to_string(engine), "x", directory, {}, {}}, {}, out);
+  };
+  for (std::size_t i = 0; i < kSessionsMax; ++i) ASSERT_TRUE(receive(i));
+
+  const Result<void> refused = receive(kSessionsMax);
+
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFull);
+}
+
+}  // namespace
+}  // namespace kvpush::testing
