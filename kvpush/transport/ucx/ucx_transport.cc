@@ -128,6 +128,11 @@ class UcxTransport final : public Transport {
     std::optional<Error> error;
     std::list<Batch>::iterator self;
   };
+  struct Answer {
+    UcxTransport* transport = nullptr;
+    AnswerHeader header;  // UCX reads it until it is sent
+    std::list<Answer>::iterator self;
+  };
   struct Ended {
     PeerId peer;
     WriteCompletion completion;
@@ -171,6 +176,7 @@ class UcxTransport final : public Transport {
   std::uint32_t next_peer_ = 0;
   std::list<Batch> batches_;  // UCX holds pointers to them
   std::uint64_t next_batch_ = 0;
+  std::list<Answer> answers_;  // being sent; UCX holds pointers to them
   std::vector<Ended> ended_;
   std::vector<PeerId> failed_;  // not reported yet
   std::set<std::string> wires_;
@@ -355,7 +361,8 @@ void UcxTransport::on_request_end(void* request, ucs_status_t status, void* batc
 
 void UcxTransport::on_answer_sent(void* request, ucs_status_t /*status*/, void* answer) {
   ucp_request_free(request);
-  delete static_cast<AnswerHeader*>(answer);
+  const Answer& sent = *static_cast<Answer*>(answer);
+  sent.transport->answers_.erase(sent.self);
 }
 
 ucs_status_t UcxTransport::on_write_message(void* transport, const void* header, std::size_t header_bytes, void* data,
@@ -492,16 +499,17 @@ void UcxTransport::store(Peer& peer, const WriteHeader& header, std::span<const 
 }
 
 void UcxTransport::answer(Peer& peer, const AnswerHeader& header) {
-  auto kept = std::make_unique<AnswerHeader>(header);
+  Answer& kept = answers_.emplace_back(Answer{this, header, {}});
+  kept.self = std::prev(answers_.end());
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = &on_answer_sent;
-  param.user_data = kept.get();
+  param.user_data = &kept;
+  // If it cannot be sent, the endpoint has failed and says so by itself.
   const ucs_status_ptr_t request =
-      ucp_am_send_nbx(peer.endpoint, kAnswerMessage, kept.get(), sizeof *kept, nullptr, 0, &param);
-  // If it could not be sent, the endpoint has failed and says so by itself.
-  if (UCS_PTR_IS_PTR(request)) static_cast<void>(kept.release());
+      ucp_am_send_nbx(peer.endpoint, kAnswerMessage, &kept.header, sizeof kept.header, nullptr, 0, &param);
+  if (!UCS_PTR_IS_PTR(request)) answers_.erase(kept.self);
 }
 
 void UcxTransport::answered(PeerId peer, const AnswerHeader& header) {
