@@ -76,7 +76,9 @@ void Consumer::on(const RankOfLink& at, const Delivered& message, Instant now, A
 void Consumer::on(const RankOfLink& at, const Failed& message, Instant now, Actions& out) {
   const std::optional<RequestId> id = find(at, message.registration);
   if (!id) return;
-  Part& part = requests_.at(*id).parts[at.rank];
+  Request& request = requests_.at(*id);
+  if (request.failure == ErrorCode::kPeerLost) request.failure = message.code;  // kept for us: it knows better
+  Part& part = request.parts[at.rank];
   if (message.quiescent) {
     part.state = PartState::kQuiescent;
     fail_request(*id, message.code, now, out);

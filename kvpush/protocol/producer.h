@@ -103,8 +103,8 @@ class Producer {
   // What time alone brings about.
   void tick(Instant now, Actions& out);
 
-  // Draining: new sessions, registrations and requests are refused with kStopped, sessions hear Goodbye.
-  // Registrations that wait for a request fail, and requests that wait for a registration end.
+  // Draining: sessions of consumers that are not known yet, registrations and requests are refused with kStopped,
+  // sessions hear Goodbye. Registrations that wait for a request fail, and requests that wait for a registration end.
   void drain(Instant now, Actions& out);
   // No registration and no held request is left.
   bool idle() const;

@@ -35,12 +35,14 @@ void Producer::on(ConnectionId connection, Session& session, const Hello& hello,
         fmt::format("the consumer speaks protocol version {}, the producer {}", hello.version, kProtocolVersion), now,
         out);
   }
-  if (draining_) return refuse(connection, ErrorCode::kStopped, "the producer is draining", now, out);
   if (const Result<void> valid = validate(hello.layout); !valid) {
     return refuse(connection, valid.error().code, valid.error().what, now, out);
   }
   const ConsumerKey key{hello.from.incarnation, hello.from.rank};
   const auto known = consumers_.find(key);
+  if (draining_ && known == consumers_.end()) {  // one that lost its session may still ask for what became of things
+    return refuse(connection, ErrorCode::kStopped, "the producer is draining", now, out);
+  }
   if (known == consumers_.end() && consumers_.size() >= kSessionsMax) {
     return refuse(connection, ErrorCode::kFull, "the producer knows too many consumers", now, out);
   }
@@ -103,6 +105,7 @@ void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
   ++counters_.sessions_started;
   deadlines_.clear({.kind = Kind::kSessionStart, .connection = connection});
   out.push_back(SendMessage{connection, Assigned{}});
+  if (draining_) out.push_back(SendMessage{connection, Goodbye{}});
   out.push_back(Note{fmt::format("consumer {} has a session over {}", describe(session.hello.from),
                                  transports_[session.transport].name)});
 }

@@ -61,6 +61,7 @@ class Chaos {
   Random random_;
   bool has_trouble_ = false;  // connections, writes, peers and processes fail
   bool has_doubts_ = false;   // engines change their minds
+  bool leaves_ = false;       // the producer has drained
   // One in how many steps something arrives, or moves: slow writes live through much more than quick ones.
   std::uint64_t message_pace_ = 1;
   std::uint64_t write_pace_ = 1;
@@ -216,6 +217,11 @@ void Chaos::calm_down() {
   if (!producers_.front()->is_alive) world_.restart("P");
   world_.set_directory("P", true);
   for (Rank* producer : producers_) world_.set_full(*producer, false);
+  for (const std::string engine : {"P", "C", "D"}) {
+    if (!one_in(8)) continue;
+    for (Rank* rank : world_.ranks_of(engine)) world_.drain(*rank);
+    leaves_ = leaves_ || engine == "P";
+  }
   const Instant end = world_.now() + kEndLimit;
   for (std::size_t i = 0; i < kCalmStepsMax && world_.faults().empty(); ++i) {
     keep_lines();
@@ -227,6 +233,9 @@ void Chaos::calm_down() {
       world_.resolve();
     } else if (!world_.writes().empty()) {
       move_writes();
+    } else if (leaves_ && std::ranges::all_of(producers_, [](Rank* rank) { return rank->producer->idle(); })) {
+      world_.kill("P");  // as a process does that has drained
+      leaves_ = false;
     } else if (const auto deadline = world_.deadline()) {
       if (*deadline > end) break;
       world_.advance_to(*deadline);
@@ -240,12 +249,15 @@ void Chaos::calm_down() {
 void Chaos::check_nothing_remains() {
   for (Rank* rank : world_.ranks()) {
     for (const auto& [id, request] : rank->requests) remains_.push_back(rank->name + ": " + id + " has not ended");
+    if (!rank->is_alive) continue;
     if (rank->producer) {
+      if (rank->producer->counters().bad_messages > 0) remains_.push_back(rank->name + " heard a bad message");
       const ProducerGauges gauges = rank->producer->gauges();
       if (gauges.registrations + gauges.requests + gauges.transfers + gauges.writes_in_flight > 0) {
         remains_.push_back(rank->name + " still knows registrations, requests or transfers");
       }
     } else {
+      if (rank->consumer->counters().bad_messages > 0) remains_.push_back(rank->name + " heard a bad message");
       const ConsumerGauges gauges = rank->consumer->gauges();
       if (gauges.requests + gauges.quarantined > 0 || rank->consumer->expects_writes()) {
         remains_.push_back(rank->name + " still knows requests or registrations");
