@@ -50,6 +50,13 @@ void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngin
   if (engine->ranks.empty() || engine->ranks.size() > kRanksMax) {
     return end_link(directory, ErrorCode::kBadMessage, "its directory names no ranks, or too many", true, now, out);
   }
+  for (const auto& [other_name, other] : links_) {
+    const bool is_there = other.state == LinkState::kStarting || other.state == LinkState::kReady;
+    if (!is_there || other.engine.incarnation != engine->incarnation) continue;
+    // Its ranks would end the sessions of that name for those of this one, and so on for ever.
+    return end_link(directory, ErrorCode::kBadParams,
+                    fmt::format("this engine is already known as {}", to_string(other_name)), true, now, out);
+  }
   if (engine->incarnation == link.engine.incarnation && engine->ranks.size() != link.unproven.size()) {
     return end_link(directory, ErrorCode::kBadMessage, "its directory changed the number of ranks", true, now, out);
   }

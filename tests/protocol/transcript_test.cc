@@ -174,7 +174,7 @@ bool Stage::run_rank(Rank& rank, const Words& words) {
     if (verb == "send") {
       world.send(rank, ask);
     } else {
-      world.receive(rank, ask, "P");
+      world.receive(rank, ask, words[words.size() - 2] == "at" ? words.back() : "P");
     }
     return true;
   }

@@ -201,20 +201,18 @@ void World::deliver(Connection& connection, Side side) {
 void World::resolve() {
   const auto [rank, directory] = resolving_.front();
   resolving_.pop_front();
+  const std::string name = directory.host.substr(0, directory.host.find('.'));  // "P.local" is another name of P
   step(*rank, [&](Actions& out) {
-    if (directories_down_.contains(directory.host) || ranks_of(directory.host).empty() ||
-        !ranks_of(directory.host).front()->is_alive) {
-      rank->consumer->on_resolved(directory, kvpush::fail(ErrorCode::kUnavailable, "the directory does not answer"),
-                                  now_, out);
-      return;
-    }
     ProducerEngine engine;
-    for (const Rank* producer : ranks_of(directory.host)) {
+    for (const Rank* producer : ranks_of(name)) {
+      if (!producer->is_alive || directories_down_.contains(name)) continue;
       engine.engine_id = producer->id.engine_id;
       engine.incarnation = producer->id.incarnation;
       engine.ranks.push_back({producer->name, kControlPort});
     }
-    rank->consumer->on_resolved(directory, engine, now_, out);
+    Result<ProducerEngine> answer = engine;
+    if (engine.ranks.empty()) answer = kvpush::fail(ErrorCode::kUnavailable, "the directory does not answer");
+    rank->consumer->on_resolved(directory, answer, now_, out);
   });
 }
 
