@@ -39,7 +39,7 @@ TEST(Turns, GoRoundThePeersWhateverEachHasToPost) {
   Turns turns;
   turns.open(kLeft);
   turns.open(kRight);
-  for (const std::uint64_t number : {1, 2, 3}) turns.add(kLeft, registration(number));
+  for (const std::uint64_t number : {1u, 2u, 3u}) turns.add(kLeft, registration(number));
   turns.add(kRight, registration(10));
 
   EXPECT_EQ(next_turns(turns, 4), "1 10 2 3 ");
