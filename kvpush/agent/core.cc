@@ -47,7 +47,7 @@ Result<Transports> open_transports(std::span<const TransportFactory> factories, 
       const Result<RegionId> registered = (*transport)->register_region(memory);
       if (!registered) return std::unexpected(registered.error());
     }
-    log(LogLevel::kInfo, fmt::format("transport {} over {}", (*transport)->name(), (*transport)->wire()));
+    log(LogLevel::kInfo, fmt::format("transport {} can be used", (*transport)->name()));
     transports.push_back(std::move(*transport));
   }
   if (transports.empty()) return fail(ErrorCode::kUnavailable, "none of the transports works on this machine");
@@ -59,8 +59,7 @@ AgentCore::AgentCore(RankName self, RankLayout layout, Transports transports, Pr
     : surroundings_(std::move(surroundings)),
       transports_(std::move(transports)),
       producer_(self, layout, views_of(transports_), options),
-      consumer_(self, layout, views_of(transports_), options, random),
-      report_(wires_of(transports_)) {}
+      consumer_(self, layout, views_of(transports_), options, random) {}
 
 void AgentCore::on_accepted(ConnectionId connection, Instant now) {
   const RoleScope scope(role_);
@@ -176,7 +175,7 @@ std::string AgentCore::transfers() {
 std::string AgentCore::metrics() {
   const RoleScope scope(role_);
   take_seen();
-  return report_.metrics(producer_, consumer_);
+  return report_.metrics(producer_, consumer_, wires_of(transports_));
 }
 
 std::size_t AgentCore::take_commands(Instant now) {
@@ -305,6 +304,8 @@ void AgentCore::connect_peer(const ConnectPeer& action, Instant now) {
   const Result<PeerId> connected = transports_[action.transport]->connect(action.address);
   Result<Peer> peer;
   if (connected) {
+    const Transport& transport = *transports_[action.transport];
+    log(LogLevel::kInfo, fmt::format("a peer is connected by {} over {}", transport.name(), transport.wire()));
     peer = Peer{action.transport, *connected};
   } else {
     peer = std::unexpected(connected.error());

@@ -22,7 +22,7 @@ void note_before(Timeline& timeline, const char* name, Instant delivered, Durati
 
 }  // namespace
 
-Report::Report(const std::vector<Wire>& wires)
+Report::Report()
     : receive_seconds_(registry_.histogram("kvpush_receive_seconds", "From the engine's request for KV to its end.",
                                            kSecondsBuckets)),
       seen_seconds_(registry_.histogram("kvpush_seen_by_engine_seconds",
@@ -30,14 +30,7 @@ Report::Report(const std::vector<Wire>& wires)
                                         kSecondsBuckets)),
       send_seconds_(
           registry_.histogram("kvpush_send_seconds", "From computed KV to the end of its transfer.", kSecondsBuckets)),
-      receive_bytes_(registry_.histogram("kvpush_receive_bytes", "KV bytes of a received transfer.", kBytesBuckets)) {
-  for (const Wire& wire : wires) {
-    registry_
-        .gauge("kvpush_transport_info", "Transports in order of preference, and the wire each uses.",
-               {{"transport", wire.transport}, {"wire", wire.wire}})
-        .set(1);
-  }
-}
+      receive_bytes_(registry_.histogram("kvpush_receive_bytes", "KV bytes of a received transfer.", kBytesBuckets)) {}
 
 std::uint64_t Report::ended(const EngineEvent& event) {
   return std::visit([this](const auto& ended) { return add(ended); }, event);
@@ -147,7 +140,16 @@ void Report::level(const char* name, const char* help, std::size_t value, const 
   registry_.gauge(name, help, labels).set(static_cast<std::int64_t>(value));
 }
 
-std::string Report::metrics(const Producer& producer, const Consumer& consumer) {
+void Report::show(const std::vector<Wire>& wires) {
+  constexpr const char* kName = "kvpush_transport_info";
+  constexpr const char* kHelp = "1 for each transport and the wires that it uses now.";
+  for (const Wire& wire : wires_) level(kName, kHelp, 0, {{"transport", wire.transport}, {"wire", wire.wire}});
+  for (const Wire& wire : wires) level(kName, kHelp, 1, {{"transport", wire.transport}, {"wire", wire.wire}});
+  wires_ = wires;
+}
+
+std::string Report::metrics(const Producer& producer, const Consumer& consumer, const std::vector<Wire>& wires) {
+  show(wires);
   const ProducerCounters& sent = producer.counters();
   const ConsumerCounters& got = consumer.counters();
   const Labels as_producer{{"role", "producer"}};

@@ -33,7 +33,7 @@ class Report {
     std::string transport;
     std::string wire;
   };
-  explicit Report(const std::vector<Wire>& wires);
+  Report();
 
   // The number of the record made of it.
   std::uint64_t ended(const EngineEvent& event);
@@ -42,17 +42,19 @@ class Report {
   // {"live": [...], "ended": [...]}, docs/directory.md.
   std::string transfers(const Producer& producer, const Consumer& consumer) const;
   // docs/metrics.md.
-  std::string metrics(const Producer& producer, const Consumer& consumer);
+  std::string metrics(const Producer& producer, const Consumer& consumer, const std::vector<Wire>& wires);
 
  private:
   std::uint64_t add(const ReceiveEnded& event);
   std::uint64_t add(const SendEnded& event);
   // A counter of the registry follows one that a machine keeps.
   void follow(const char* name, const char* help, std::uint64_t total, const Labels& labels = {});
+  void show(const std::vector<Wire>& wires);
   void level(const char* name, const char* help, std::size_t value, const Labels& labels = {});
 
   Registry registry_;
   TransferLog log_;
+  std::vector<Wire> wires_;  // shown last
   Histogram& receive_seconds_;
   Histogram& seen_seconds_;
   Histogram& send_seconds_;

@@ -20,7 +20,7 @@ struct Descriptor {
   bool operator==(const Descriptor&) const = default;
 };
 
-// What a backend promises, each shown by a contract test.
+// What a backend promises for all its peers from its opening on, each shown by a contract test.
 struct TransportFacts {
   // After disconnect() returns at the target, no write of that peer can land any more.
   bool disconnect_fences = false;
@@ -64,7 +64,7 @@ class Transport {
 
   // As in configuration, metrics and session start: "cma", "ucx", "loopback".
   virtual std::string_view name() const = 0;
-  // The wire actually in use, for people: "process_vm_writev", "tcp", "rc_mlx5".
+  // The wires in use by now, for people: "process_vm_writev", "tcp", "rc_mlx5,tcp", "not connected".
   virtual std::string_view wire() const = 0;
   virtual TransportFacts facts() const = 0;
 

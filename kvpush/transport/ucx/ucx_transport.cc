@@ -163,7 +163,8 @@ class UcxTransport final : public Transport {
   void close(Peer& peer);
   void let_connect(const Peer& peer);
   bool has_requests(PeerId peer) const;
-  void note_wires(Peer& peer);
+  // False if closing the peer's endpoint would not stop what the peer has sent.
+  bool note_wires(Peer& peer);
   std::size_t report_losses(TransportEvents& events);
   void wake_if_armed();
 
@@ -212,11 +213,9 @@ UcxTransport::~UcxTransport() {
   for (const auto& [id, mapped] : mapped_) ucp_mem_unmap(worker_->context(), mapped.handle);
 }
 
-// Before the first peer, and where UCX does not tell, the weaker promise.
+// They hold for every wire that connect() accepts, so that they may be asked for before the first peer.
 TransportFacts UcxTransport::facts() const {
-  return {.disconnect_fences = !wires_.empty() && std::ranges::all_of(wires_, close_fences),
-          .writes_die_with_writer = false,
-          .target_must_progress = wires_.empty() || std::ranges::any_of(wires_, target_moves)};
+  return {.disconnect_fences = true, .writes_die_with_writer = false, .target_must_progress = true};
 }
 
 Result<RegionId> UcxTransport::register_region(std::span<std::byte> memory) {
@@ -288,7 +287,8 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
   auto unpacked = unpack_keys(*peer, reader);
   if (unpacked && !reader.ended()) unpacked = fail(ErrorCode::kBadMessage, "a ucx address is too long");
   const PeerId id = peer->id;
-  note_wires(*peer);
+  if (unpacked && !note_wires(*peer))
+    unpacked = fail(ErrorCode::kUnavailable, "UCX chose a wire that cannot be fenced");
   by_endpoint_.emplace(peer->endpoint, peer.get());
   peers_.emplace(id, std::move(peer));
   if (!unpacked) {
@@ -581,13 +581,15 @@ bool UcxTransport::has_requests(PeerId peer) const {
   return std::ranges::any_of(batches_, [peer](const Batch& batch) { return batch.peer == peer && batch.requests > 0; });
 }
 
-void UcxTransport::note_wires(Peer& peer) {
+bool UcxTransport::note_wires(Peer& peer) {
   std::set<std::string> wires = wires_of(peer.endpoint);
   peer.by_messages = wires.empty() || std::ranges::any_of(wires, target_moves);
+  const bool fence = std::ranges::all_of(wires, close_fences);
   wires_.merge(wires);
   wire_.clear();
   for (const std::string& wire : wires_) wire_ += (wire_.empty() ? "" : ",") + wire;
   if (wire_.empty()) wire_ = "unknown";
+  return fence;
 }
 
 std::size_t UcxTransport::report_losses(TransportEvents& events) {
