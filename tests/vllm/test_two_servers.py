@@ -76,7 +76,7 @@ def test_every_answer_equals_that_of_a_single_server(pair, reference, at_once):
         assert taken["local_cache_hit"] == 0
 
 
-def test_prompts_that_decode_and_prefill_have_cached_in_part_give_the_same_answers(pair, reference):
+def test_prompts_with_a_common_beginning_give_the_same_answers(pair, reference):
     if not pair.caching:
         # Nothing is cached here: the same prompts, computed and pushed in full.
         got = pair.complete_all(prompts.SHARED_PREFIX, 1)
@@ -185,21 +185,23 @@ def test_decode_that_waits_for_kv_uses_little_cpu(pair, record_property):
         assert share < 0.5
 
 
-def test_the_engine_sees_a_delivery_at_once(pair, reference, record_property):
-    for prompt in prompts.STORIES[:12]:
-        pair.complete(prompt)
-    late_ms = []
-    for one in pair.d.transfers("ended"):
-        points = one["timeline_seconds"]
-        if one["outcome"] == "delivered" and "seen_by_engine" in points:
-            late_ms.append(1000 * (points["seen_by_engine"] - points["delivered"]))
+def test_the_engine_sees_a_delivery_at_once(pair, record_property):
+    # One at a time: an engine that computes tokens of other requests takes events when that step has ended.
+    texts = prompts.STORIES[6:18]  # longer than a block, so that something is pushed even when most is cached
+    known = {one["transfer_id"] for one in pair.d.transfers("ended")}
+    for number, prompt in enumerate(texts):
+        pair.complete(f"Chapter {number}. {prompt}")
 
-    late_ms.sort()
-    assert len(late_ms) >= 12
-    p99 = late_ms[int(0.99 * (len(late_ms) - 1))]
-    record_property("delivered_to_seen_p99_ms", p99)
+    late_ms = sorted(
+        1000 * (one["timeline_seconds"]["seen_by_engine"] - one["timeline_seconds"]["delivered"])
+        for one in pair.d.transfers("ended")
+        if one["transfer_id"] not in known
+    )
+    assert len(late_ms) == len(texts)
+    p99_ms = late_ms[-1]  # nearest rank
+    record_property("delivered_to_seen_p99_ms", p99_ms)
     print(
-        f"  delivered to seen by the engine, {len(late_ms)} times: "
-        f"median {statistics.median(late_ms):.2f} ms, p99 {p99:.2f} ms"
+        f"  delivered to seen by the engine, idle wait {'off' if pair.caching else 'on'}, {len(late_ms)} times: "
+        f"median {statistics.median(late_ms):.2f} ms, largest {p99_ms:.2f} ms"
     )
     assert statistics.median(late_ms) <= 3
