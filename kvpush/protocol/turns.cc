@@ -55,11 +55,6 @@ void Turns::close(Peer peer) {
   if (found->second.in_flight == 0) peers_.erase(found);
 }
 
-bool Turns::is_open(Peer peer) const {
-  const auto found = peers_.find(peer);
-  return found != peers_.end() && !found->second.closed;
-}
-
 std::size_t Turns::in_flight() const {
   std::size_t total = 0;
   for (const auto& [peer, entry] : peers_) total += entry.in_flight;

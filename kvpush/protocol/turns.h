@@ -48,8 +48,6 @@ class Turns {
   void ended(Peer peer);
   // No more turns; the peer is forgotten when its last batch has ended.
   void close(Peer peer);
-  // Whether it was opened and neither closed nor forgotten.
-  bool is_open(Peer peer) const;
   bool knows(Peer peer) const { return peers_.contains(peer); }
   std::size_t in_flight() const;
 

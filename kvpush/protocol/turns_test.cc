@@ -112,7 +112,6 @@ TEST(Turns, KnowAClosedPeerUntilItsLastBatchHasEnded) {
   turns.close(kLeft);
   turns.ended(kLeft);
   EXPECT_TRUE(turns.knows(kLeft));
-  EXPECT_FALSE(turns.is_open(kLeft));
   turns.ended(kLeft);
 
   EXPECT_FALSE(turns.knows(kLeft));
