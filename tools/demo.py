@@ -83,7 +83,7 @@ def show_transfers(p: servers.VllmServer, d: servers.VllmServer) -> None:
             # Decode also remembers what prefill told it; here prefill itself is asked.
             if side == "prefill" or name not in sent["timeline_seconds"]
         ]
-        points.sort()
+        points.sort(key=lambda point: point[0])  # stable: points of one instant stay in their order
         size = f"{received['tokens']} tokens, {received['bytes'] / 1e6:.2f} MB"
         print(f"  {received['transfer_id']}  {received['outcome']}  {size}")
         for at, side, name in points:
