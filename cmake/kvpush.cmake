@@ -3,6 +3,7 @@ set(CMAKE_CXX_STANDARD 23)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
@@ -10,7 +11,8 @@ set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
 
 find_program(KVPUSH_CCACHE ccache)
 if(KVPUSH_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVPUSH_CCACHE})
+  # The package is built in a folder of its own; without the folder in the key it takes the release build's objects.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${KVPUSH_CCACHE})
 endif()
 
 # Flags of every target of ours; vendor headers are SYSTEM and stay quiet.
@@ -46,6 +48,7 @@ function(kvpush_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE kvpush_flags ${ARG_DEPS} GTest::gtest_main GTest::gmock)
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O0>)  # they are compiled more often than they run
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT 120)
 endfunction()

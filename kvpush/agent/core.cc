@@ -152,6 +152,7 @@ std::size_t AgentCore::fail_rest(Instant now) {
                    ErrorCode::kStopped,
                    0,
                    request.tokens,
+                   request.consumer,
                    {.offered = request.offered, .completed = now}});
   }
   for (const Consumer::Waiting& request : waiting) {
@@ -221,6 +222,7 @@ void AgentCore::carry_out(const Send& command, Instant now) {
                  accepted.error().code,
                  0,
                  command.token_count,
+                 {},
                  {.offered = now, .completed = now}});
 }
 

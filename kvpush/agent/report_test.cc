@@ -44,7 +44,8 @@ ReceiveEnded received(std::optional<ErrorCode> error) {
   return {.request = "r", .transfer_id = "t", .error = error, .bytes = 0, .tokens = 0, .producer = {}, .times = {}};
 }
 SendEnded sent() {
-  return {.request = "r", .transfer_id = "t", .error = {}, .bytes = 0, .tokens = 0, .times = {}};
+  return {
+      .request = "r", .transfer_id = "t", .error = {}, .bytes = 0, .tokens = 0, .consumer = "decode-1", .times = {}};
 }
 
 std::set<std::string> names_in(const std::string& text, const std::regex& pattern) {
@@ -103,6 +104,12 @@ TEST_F(ReportTest, CountsWhatTheMachinesCountedOnce) {
 
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_requests{role=\"producer\"} 1"));
   EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("outcome":"held")"));
+}
+
+TEST_F(ReportTest, NamesTheConsumerOfASentTransfer) {
+  report.ended(sent());
+
+  EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("peer":"decode-1","outcome":"delivered")"));
 }
 
 TEST_F(ReportTest, ShowsTheWiresInUseNow) {

@@ -92,6 +92,7 @@ struct SendEnded {
   std::optional<ErrorCode> error{};
   std::uint64_t bytes = 0;
   std::uint32_t tokens = 0;
+  std::string consumer;  // engine id of the one that asked last; empty if nobody did
   SendingTimes times;
 };
 

@@ -203,8 +203,8 @@ std::vector<Producer::Held> Producer::held() const {
   held.reserve(requests_.size());
   for (const auto& [request, transfer_id] : requests_) {
     const Transfer& transfer = transfers_.at(transfer_id);
-    held.push_back(
-        {request, transfer_id, transfer.send->token_count, transfer.times.offered, transfer.registrations.size()});
+    held.push_back({request, transfer_id, transfer.send->token_count, transfer.consumer_id, transfer.times.offered,
+                    transfer.registrations.size()});
   }
   return held;
 }

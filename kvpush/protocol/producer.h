@@ -116,6 +116,7 @@ class Producer {
     RequestId request;
     TransferId transfer_id;
     std::uint32_t tokens = 0;
+    std::string consumer;  // as in SendEnded
     Instant offered{};
     std::size_t registrations = 0;
   };
@@ -162,6 +163,7 @@ class Producer {
     std::optional<Send> send;             // the local request's KV, once complete
     std::optional<ErrorCode> ending;      // the request ends with this once no batch reads its blocks
     std::optional<Incarnation> consumer;  // the engine it is bound to
+    std::string consumer_id;              // its engine id, for people
     bool unbound = false;                 // another engine may take over
     std::uint32_t rank_count = 0;         // of the consumer
     std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it

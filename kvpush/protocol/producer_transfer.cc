@@ -39,6 +39,7 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
   if (transfer.consumer != consumer.incarnation) {
     if (transfer.consumer && !transfer.unbound) return fail(ErrorCode::kBusy, "bound to another consumer engine");
     transfer.consumer = consumer.incarnation;
+    transfer.consumer_id = consumer.engine_id;
     transfer.rank_count = consumer.rank_count;
     transfer.ranks_ended.clear();
   }
@@ -187,7 +188,7 @@ void Producer::settle_transfer(const TransferId& transfer_id, Instant now, Actio
   if (transfer.ending) ++counters_.sends_failed;
   transfer.times.completed = now;
   out.push_back(TellEngine{SendEnded{transfer.send->request, transfer_id, transfer.ending, transfer.bytes,
-                                     transfer.send->token_count, transfer.times}});
+                                     transfer.send->token_count, transfer.consumer_id, transfer.times}});
   const ErrorCode told = transfer.ending.value_or(ErrorCode::kUnknownTransfer);
   deadlines_.clear(hold);
   requests_.erase(transfer.send->request);
