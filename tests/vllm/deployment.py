@@ -17,7 +17,7 @@ import servers
 
 HERE = Path(__file__).resolve().parent
 LOGS = servers.ROOT / "build" / "check" / "vllm"
-TOKENS = 12  # answered to each prompt
+TOKENS = 8  # answered to each prompt
 REST_LIMIT_S = 15.0
 
 # A batch adds in another order than a request alone. In bfloat16 near-ties then part: a single server, asked 8 requests
