@@ -66,7 +66,8 @@ class Agent {
   virtual bool wait(Duration limit) = 0;
 
   // Drains: takes no new work, ends what runs within `limit`, then fails the rest, joins the thread. Idempotent.
-  // kTimeout: some requests had to be failed (their events can still be taken).
+  // kTimeout: some requests had to be failed (their events can still be taken). Where no fence exists (cma), a peer may
+  // then still write into the blocks of a failed Receive: they are not to be used again in this process.
   virtual Result<void> stop(Duration limit) = 0;
 };
 

@@ -13,6 +13,8 @@ inline constexpr std::size_t kFrameBytesMax = 2u << 20;
 inline constexpr std::size_t kTransferIdBytesMax = 128;
 inline constexpr std::size_t kEngineIdBytesMax = 128;
 inline constexpr std::size_t kLayerNameBytesMax = 256;
+// "float8_e4m3fnuz" is among the longest; engines add how a block packs it.
+inline constexpr std::size_t kDtypeBytesMax = 32;
 // 256 layers with two components, twice over.
 inline constexpr std::size_t kPlanesMax = 1024;
 inline constexpr std::size_t kGroupsMax = 16;

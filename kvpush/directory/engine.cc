@@ -109,7 +109,6 @@ class Reader {
 
 constexpr std::size_t kHostBytesMax = 253;    // of a DNS name
 constexpr std::size_t kVersionBytesMax = 64;  // "0.1.0" and what packagers append
-constexpr std::size_t kDtypeBytesMax = 32;    // "float8_e4m3fnuz" is among the longest
 
 Endpoint read_endpoint(Reader reader) {
   return {reader.text("host", kHostBytesMax), reader.number<std::uint16_t>("port", 1)};

@@ -57,7 +57,8 @@ struct MemoryRange {
 };
 
 // kLayoutMismatch with the reason when the layout cannot be planned with: no planes or more than kPlanesMax, a (layer,
-// component) twice, an unknown component, a group past kGroupsMax, a zero size, a head range outside its total, inner
+// component) twice, an unknown component, a group past kGroupsMax, a name that is too long or no
+// name of a layer, a zero size, a head range outside its total, inner
 // bytes that are no multiple of the element, planes of one group with different block sizes, an address past 2^63, more
 // than 2 GiB for a token, or elements of one plane that overlap (planes may interleave). A stride along which there is
 // only one element may be anything. Safe for layouts that came from a peer.

@@ -101,6 +101,14 @@ TEST(Layout, RefusesUnknownComponentsAndGroups) {
   EXPECT_FALSE(accepts([](Plane& p) { p.group = kGroupsMax; }));
 }
 
+TEST(Layout, RefusesNamesThatNoMessageCouldCarry) {
+  EXPECT_FALSE(accepts([](Plane& p) { p.layer.clear(); }));
+  EXPECT_TRUE(accepts([](Plane& p) { p.layer = std::string(kLayerNameBytesMax, 'x'); }));
+  EXPECT_FALSE(accepts([](Plane& p) { p.layer = std::string(kLayerNameBytesMax + 1, 'x'); }));
+  EXPECT_TRUE(accepts([](Plane& p) { p.dtype = std::string(kDtypeBytesMax, 'x'); }));
+  EXPECT_FALSE(accepts([](Plane& p) { p.dtype = std::string(kDtypeBytesMax + 1, 'x'); }));
+}
+
 TEST(Layout, RefusesAddressesPastTheLargest) {
   constexpr std::uint64_t kAddressMax = std::uint64_t{1} << 63;
   constexpr std::uint64_t kPlaneBytes = 640;

@@ -63,6 +63,9 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   if (draining_) return fail(ErrorCode::kStopped, "the agent is draining");
   if (requests_.size() >= kRequestsMax) return fail(ErrorCode::kFull, "too many requests hold their blocks");
   if (requests_.contains(command.request)) return fail(ErrorCode::kBusy, "a request of that name is held already");
+  if (command.transfer_id.empty() || command.transfer_id.size() > kTransferIdBytesMax) {
+    return fail(ErrorCode::kBadParams, "a transfer id has 1 to 128 bytes");
+  }
   Transfer& transfer = transfers_[command.transfer_id];
   if (transfer.send) return fail(ErrorCode::kBusy, "another request has this transfer id");
 

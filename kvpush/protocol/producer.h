@@ -86,7 +86,8 @@ class Producer {
   void on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out);
   void on_peer_lost(Peer peer, Instant now, Actions& out);
 
-  // kFull when kRequestsMax are held; kBusy when a request or transfer of that name is held already.
+  // kFull when kRequestsMax are held; kBusy when a request or transfer of that name is held already; kBadParams when
+  // the transfer id is empty or too long.
   Result<void> on(const Send& command, Instant now, Actions& out);
   void on(const Cancel& command, Instant now, Actions& out);
   void on(const Withdraw& command, Instant now, Actions& out);

@@ -11,7 +11,6 @@ namespace kvpush {
 // Transports that one rank offers; four are planned.
 inline constexpr std::size_t kTransportsMax = 8;
 inline constexpr std::size_t kTransportNameBytesMax = 32;  // "loopback" is the longest
-inline constexpr std::size_t kDtypeBytesMax = 32;          // "float8_e4m3fnuz" is among the longest
 // A producer rank holds the heads of a plane as one range, so one share a consumer plane is usual; a choice between
 // ranks that hold the same heads can cut it into a few.
 inline constexpr std::size_t kSharesMax = 4 * kPlanesMax;

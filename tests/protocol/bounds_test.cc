@@ -100,6 +100,17 @@ TEST_F(Bounds, OfRequestsThatHoldTheirBlocksRefuseTheNextOne) {
   EXPECT_EQ(refused.error().code, ErrorCode::kFull);
 }
 
+TEST_F(Bounds, OfTransferIdsRefuseARequest) {
+  Actions out;
+  const auto send = [&](const std::string& transfer_id) {
+    return producer_.on(Send{"r" + transfer_id, transfer_id, 0, {{}}}, {}, out);
+  };
+
+  EXPECT_EQ(send("").error().code, ErrorCode::kBadParams);
+  EXPECT_EQ(send(std::string(kTransferIdBytesMax + 1, 'x')).error().code, ErrorCode::kBadParams);
+  EXPECT_TRUE(send(std::string(kTransferIdBytesMax, 'x')));
+}
+
 TEST_F(Bounds, OfRequestsThatWaitForTheirKvRefuseTheNextOne) {
   Consumer consumer({"C", {7}, 0, 1}, blocks_.layout(), views_, {}, Random(1));
   Actions out;
