@@ -231,9 +231,8 @@ std::size_t AgentCore::post(Instant now) {
   while (posted < kTurnWorkMax) {
     const std::optional<Batch> batch = producer_.next_batch(now);
     if (!batch) break;
-    batch_.clear();
-    for (const Copy& copy : batch->copies) batch_.push_back({copy.local, copy.remote, copy.length_bytes});
-    const Result<void> written = transports_[batch->peer.transport]->write(batch->peer.id, batch_, batch->token);
+    const Result<void> written =
+        transports_[batch->peer.transport]->write(batch->peer.id, batch->descriptors, batch->token);
     if (!written && written.error().code == ErrorCode::kFull) {
       producer_.put_back(batch->token);
       break;

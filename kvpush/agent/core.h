@@ -89,7 +89,6 @@ class AgentCore {
   std::vector<Command> commands_ KVPUSH_OWNED_BY(role_);  // taken; those from next_command_ on wait for a turn
   std::size_t next_command_ KVPUSH_OWNED_BY(role_) = 0;
   TransportEvents events_ KVPUSH_OWNED_BY(role_);
-  std::vector<Descriptor> batch_ KVPUSH_OWNED_BY(role_);
   std::vector<SeenByEngine> seen_ KVPUSH_OWNED_BY(role_);
 };
 

@@ -269,4 +269,26 @@ std::uint64_t bytes(std::span<const Run> runs) {
   return total;
 }
 
+std::uint64_t Cursor::take(std::span<const Run> runs, std::size_t descriptors_max, std::uint64_t bytes_max,
+                           std::vector<Descriptor>& batch) {
+  std::uint64_t taken = 0;
+  while (run_ < runs.size() && batch.size() < descriptors_max && taken < bytes_max) {
+    const Run& run = runs[run_];
+    const std::uint64_t rest = run.length_bytes - offset_bytes_;
+    const std::uint64_t length = rest < bytes_max - taken ? rest : bytes_max - taken;
+    if (length < rest && taken > 0 && run.length_bytes <= bytes_max) break;  // whole in the next batch
+    const auto step = static_cast<std::int64_t>(index_);
+    batch.push_back({run.local + static_cast<std::uint64_t>(step * run.local_stride_bytes) + offset_bytes_,
+                     run.remote + static_cast<std::uint64_t>(step * run.remote_stride_bytes) + offset_bytes_, length});
+    taken += length;
+    offset_bytes_ += length;
+    if (offset_bytes_ < run.length_bytes) continue;
+    offset_bytes_ = 0;
+    if (++index_ < run.count) continue;
+    index_ = 0;
+    ++run_;
+  }
+  return taken;
+}
+
 }  // namespace kvpush

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kvpush/base/descriptor.h"
 #include "kvpush/base/error.h"
 #include "kvpush/layout/assignment.h"
 #include "kvpush/layout/block_table.h"
@@ -63,9 +64,8 @@ std::uint64_t bytes(std::span<const Run> runs);
 class Cursor {
  public:
   // Appends descriptors of `runs` from this place on to `batch`, until `descriptors_max` are in it or their bytes
-  // would pass `bytes_max` (one descriptor larger than bytes_max is split), and moves on. `Descriptor` is any struct
-  // with local, remote, length_bytes in this order. Returns the bytes appended; 0 at the end.
-  template <class Descriptor>
+  // would pass `bytes_max` (one descriptor larger than bytes_max is split), and moves on. Returns the bytes appended; 0
+  // at the end.
   std::uint64_t take(std::span<const Run> runs, std::size_t descriptors_max, std::uint64_t bytes_max,
                      std::vector<Descriptor>& batch);
   bool at_end(std::span<const Run> runs) const { return run_ >= runs.size(); }
@@ -75,28 +75,5 @@ class Cursor {
   std::uint64_t index_ = 0;         // within the run
   std::uint64_t offset_bytes_ = 0;  // within the copy
 };
-
-template <class Descriptor>
-std::uint64_t Cursor::take(std::span<const Run> runs, std::size_t descriptors_max, std::uint64_t bytes_max,
-                           std::vector<Descriptor>& batch) {
-  std::uint64_t taken = 0;
-  while (run_ < runs.size() && batch.size() < descriptors_max && taken < bytes_max) {
-    const Run& run = runs[run_];
-    const std::uint64_t rest = run.length_bytes - offset_bytes_;
-    const std::uint64_t length = rest < bytes_max - taken ? rest : bytes_max - taken;
-    if (length < rest && taken > 0 && run.length_bytes <= bytes_max) break;  // whole in the next batch
-    const auto step = static_cast<std::int64_t>(index_);
-    batch.push_back({run.local + static_cast<std::uint64_t>(step * run.local_stride_bytes) + offset_bytes_,
-                     run.remote + static_cast<std::uint64_t>(step * run.remote_stride_bytes) + offset_bytes_, length});
-    taken += length;
-    offset_bytes_ += length;
-    if (offset_bytes_ < run.length_bytes) continue;
-    offset_bytes_ = 0;
-    if (++index_ < run.count) continue;
-    index_ = 0;
-    ++run_;
-  }
-  return taken;
-}
 
 }  // namespace kvpush

@@ -17,12 +17,6 @@ constexpr std::uint32_t kHeads = 8;
 constexpr std::uint64_t kInnerBytes = 256;
 constexpr std::uint64_t kPageBytes = kBlockTokens * kHeads * kInnerBytes;
 
-struct Descriptor {
-  std::uint64_t local = 0;
-  std::uint64_t remote = 0;
-  std::uint64_t length_bytes = 0;
-};
-
 // Every (layer, component) in an allocation of its own. Uneven ones are no constant step apart, so each is planned by
 // itself.
 RankLayout make_layout(std::uint64_t base, bool even) {

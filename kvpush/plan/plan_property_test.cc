@@ -14,12 +14,6 @@
 namespace kvpush {
 namespace {
 
-struct Descriptor {
-  std::uint64_t local = 0;
-  std::uint64_t remote = 0;
-  std::uint64_t length_bytes = 0;
-};
-
 // Uniform in [first, last].
 std::uint32_t draw(std::uint32_t first, std::uint32_t last) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(first, last + 1));

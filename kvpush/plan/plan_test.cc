@@ -39,13 +39,6 @@ namespace {
 
 using Runs = std::vector<Run>;  // inside a test, Run is a name of GoogleTest
 
-struct Descriptor {
-  std::uint64_t local = 0;
-  std::uint64_t remote = 0;
-  std::uint64_t length_bytes = 0;
-  bool operator==(const Descriptor&) const = default;
-};
-
 // Two heads of 8 bytes in blocks of 4 tokens; each head of a block has its keys, then its values. A page is 128 bytes.
 constexpr std::uint64_t kPageBytes = 128;
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kvpush/base/descriptor.h"
 #include "kvpush/base/error.h"
 #include "kvpush/base/ids.h"
 #include "kvpush/base/instant.h"
@@ -21,19 +22,11 @@
 
 namespace kvpush {
 
-// A contiguous copy as transports take it; has the fields of their Descriptor.
-struct Copy {
-  std::uint64_t local = 0;
-  std::uint64_t remote = 0;
-  std::uint64_t length_bytes = 0;
-  bool operator==(const Copy&) const = default;
-};
-
-// What to post next. The copies are valid until the producer's next call.
+// What to post next. The descriptors are valid until the producer's next call.
 struct Batch {
   Peer peer;
   WriteToken token;
-  std::span<const Copy> copies;
+  std::span<const Descriptor> descriptors;
 };
 
 // How often each thing happened since the start; gauges say how many there are now.
@@ -232,7 +225,7 @@ class Producer {
   Turns turns_;
   std::set<Peer> closing_;  // their sessions are gone, their last batches are in flight
   std::unordered_map<WriteToken, PostedBatch> posted_;
-  std::vector<Copy> batch_;
+  std::vector<Descriptor> batch_;
   WriteToken token_last_;
   Deadlines<DeadlineKey> deadlines_;
   bool draining_ = false;

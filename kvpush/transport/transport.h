@@ -7,18 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "kvpush/base/descriptor.h"
 #include "kvpush/base/error.h"
 #include "kvpush/base/ids.h"
 
 namespace kvpush {
-
-// One contiguous copy: `length_bytes` bytes from `local` in this process to `remote` in the peer's address space.
-struct Descriptor {
-  std::uint64_t local = 0;
-  std::uint64_t remote = 0;
-  std::uint64_t length_bytes = 0;
-  bool operator==(const Descriptor&) const = default;
-};
 
 // What a backend promises for all its peers from its opening on, each shown by a contract test.
 struct TransportFacts {

@@ -269,7 +269,7 @@ void World::post(Rank& producer) {
     }
     Write write{.number = ++write_last_, .connection = connection, .token = batch->token};
     std::uint64_t bytes = 0;
-    for (const Copy& copy : batch->copies) {
+    for (const Descriptor& copy : batch->descriptors) {
       const Holder source = producer.blocks.holder_at(copy.local);
       const Holder target = owner_of(copy.remote).blocks.holder_at(copy.remote);
       if (source == kNobody) faults_.push_back(producer.name + " posts from a block that was given back");

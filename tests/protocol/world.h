@@ -85,7 +85,7 @@ struct Write {
   Connection* connection = nullptr;
   WriteToken token;
   struct Piece {
-    Copy copy;
+    Descriptor copy;
     Holder source = kNobody;  // who held the blocks when it was posted
     Holder target = kNobody;
     std::vector<std::byte> bytes{};  // once they have left the producer's memory, until they land
