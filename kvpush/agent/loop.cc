@@ -1,6 +1,5 @@
 #include "kvpush/agent/loop.h"
 
-#include <atomic>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -78,7 +77,7 @@ class Loop : public AgentLoop {
   void wish_turn();
   void turn();
   void sleep();
-  void begin_stop();
+  void begin_stop(Duration limit);
   void end_stop(Instant now);
 
   const AgentOptions options_;
@@ -93,7 +92,6 @@ class Loop : public AgentLoop {
   std::vector<std::unique_ptr<Watch>> watches_;
   std::string document_;
   bool turn_wished_ = false;
-  std::atomic<Duration::rep> stop_limit_ = 0;  // written before the request to stop is posted
   std::optional<Instant> stop_at_;
   std::size_t failed_at_stop_ = 0;
 };
@@ -214,13 +212,12 @@ void Loop::sleep() {
 }
 
 void Loop::ask_to_stop(Duration limit) {
-  stop_limit_ = limit.count();
-  asio::post(context_, [this] { begin_stop(); });
+  asio::post(context_, [this, limit] { begin_stop(limit); });
 }
 
-void Loop::begin_stop() {
+void Loop::begin_stop(Duration limit) {
   const Instant now = read_clock();
-  stop_at_ = now + Duration{stop_limit_};
+  stop_at_ = now + limit;
   core_->drain(now);
   wish_turn();
 }

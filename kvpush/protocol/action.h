@@ -68,4 +68,7 @@ struct TransportView {
   bool writes_die_with_writer = false;
 };
 
+// What Hello and Welcome say of them.
+std::vector<TransportOffer> offers(const std::vector<TransportView>& transports);
+
 }  // namespace kvpush

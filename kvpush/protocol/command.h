@@ -56,6 +56,9 @@ struct Withdraw {
   TransferId transfer_id;
 };
 
+// Whether messages can carry it: not empty, at most kTransferIdBytesMax bytes.
+bool is_transfer_id(const TransferId& id);
+
 using Command = std::variant<Receive, Abandon, Decline, Send, Cancel, Withdraw>;
 
 // When the steps of a transfer happened on this machine's clock; unset where a step did not happen.

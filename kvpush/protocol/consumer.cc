@@ -34,7 +34,7 @@ Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
   if (draining_) return fail(ErrorCode::kStopped, "the agent is draining");
   if (requests_.size() >= kRequestsMax) return fail(ErrorCode::kFull, "too many requests wait for their KV");
   if (requests_.contains(command.request)) return fail(ErrorCode::kBusy, "a request of that name waits already");
-  if (command.transfer_id.empty() || command.transfer_id.size() > kTransferIdBytesMax) {
+  if (!is_transfer_id(command.transfer_id)) {
     return fail(ErrorCode::kBadParams, "a transfer id has 1 to 128 bytes");
   }
   if (const auto bytes = own_plan_.bytes_expected(command.tokens, command.tables); !bytes) {
@@ -67,14 +67,12 @@ void Consumer::on(const Abandon& command, Instant now, Actions& out) {
 }
 
 void Consumer::on(const Decline& command, Instant now, Actions& out) {
-  if (command.transfer_id.empty() || command.transfer_id.size() > kTransferIdBytesMax) return;  // nobody has such a one
+  if (!is_transfer_id(command.transfer_id)) return;  // nobody has such a one
   if (draining_ || (!links_.contains(command.producer) && links_.size() >= kSessionsMax)) return;
   ++counters_.declines;
   Link& link = open_link(command.producer, now, out);
   if (link.state == LinkState::kReady) {
-    for (const Session& session : link.sessions) {
-      out.push_back(SendMessage{*session.connection, Unwanted{command.transfer_id}});
-    }
+    tell_unwanted(link, command.transfer_id, out);
   } else if (link.state != LinkState::kWaiting && link.declines.size() < kRequestsMax) {
     link.declines.push_back(command.transfer_id);
   }

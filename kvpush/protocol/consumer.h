@@ -186,6 +186,7 @@ class Consumer {
                 Actions& out);
   // end_link() after telling the peer why.
   void refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now, Actions& out);
+  static void tell_unwanted(const Link& link, const TransferId& transfer_id, Actions& out);
   void on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out);
   bool fences(Peer peer) const { return transports_[peer.transport].disconnect_fences; }
   // Whether a registration without proof was to be written through it.
@@ -203,6 +204,8 @@ class Consumer {
   void fail_request(const RequestId& id, ErrorCode code, Instant now, Actions& out);
   // Asks for the end of every part that the link's sessions can ask about.
   void revoke(Link& link, const RequestId& id, Instant now, Actions& out);
+  // A producer that has been asked, or that owes Quiet, answers in time or its link ends.
+  void expect_proof(const RequestId& id, Instant now);
   // The part's outcome is proven: moves it to `state`, tells Done, ends the request if it was the last.
   void settle(const RequestId& id, std::uint32_t rank, PartState state, Instant now, Actions& out);
   // The producer rank may forget outcomes up to the last that is not waited for; said once.

@@ -12,12 +12,6 @@ namespace kvpush {
 
 namespace {
 
-std::vector<TransportOffer> offers(const std::vector<TransportView>& transports) {
-  std::vector<TransportOffer> offers;
-  for (const TransportView& transport : transports) offers.push_back({transport.name, transport.address});
-  return offers;
-}
-
 // Whether trying again soon would end the same way.
 bool is_lasting(ErrorCode code) {
   return code == ErrorCode::kVersionMismatch || code == ErrorCode::kLayoutMismatch || code == ErrorCode::kUnavailable ||
@@ -203,11 +197,7 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
   out.push_back(
       Note{fmt::format("producer {} at {}: {} session(s) ready over {}", link.engine.engine_id, to_string(directory),
                        link.sessions.size(), transports_[link.sessions.front().transport].name)});
-  for (const TransferId& transfer_id : std::exchange(link.declines, {})) {
-    for (const Session& session : link.sessions) {
-      out.push_back(SendMessage{*session.connection, Unwanted{transfer_id}});
-    }
-  }
+  for (const TransferId& transfer_id : std::exchange(link.declines, {})) tell_unwanted(link, transfer_id, out);
   // Outcomes of an earlier session that a fence has made needless.
   for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) tell_done(link, rank, out);
   const std::set<RequestId> requests = link.requests;
@@ -217,6 +207,12 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
     } else {
       revoke(link, id, now, out);
     }
+  }
+}
+
+void Consumer::tell_unwanted(const Link& link, const TransferId& transfer_id, Actions& out) {
+  for (const Session& session : link.sessions) {
+    out.push_back(SendMessage{*session.connection, Unwanted{transfer_id}});
   }
 }
 

@@ -45,9 +45,13 @@ void Consumer::revoke(Link& link, const RequestId& id, Instant now, Actions& out
     part.state = PartState::kRevoking;
     ++counters_.revokes;
     out.push_back(SendMessage{*link.sessions[rank].connection, Revoke{part.number}});
-    // The producer needs drain_limit at most; as much again for the way.
-    deadlines_.set({.kind = Kind::kProof, .request = id}, now + 2 * options_.drain_limit);
+    expect_proof(id, now);
   }
+}
+
+void Consumer::expect_proof(const RequestId& id, Instant now) {
+  // The producer needs drain_limit at most; as much again for the way.
+  deadlines_.set({.kind = Kind::kProof, .request = id}, now + 2 * options_.drain_limit);
 }
 
 void Consumer::on(const RankOfLink& at, const Writing& message) {
@@ -85,7 +89,7 @@ void Consumer::on(const RankOfLink& at, const Failed& message, Instant now, Acti
     return settle(*id, at.rank, PartState::kQuiescent, now, out);
   }
   part.state = PartState::kRevoking;
-  deadlines_.set({.kind = Kind::kProof, .request = *id}, now + 2 * options_.drain_limit);
+  expect_proof(*id, now);
   fail_request(*id, message.code, now, out);
 }
 

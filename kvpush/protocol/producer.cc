@@ -8,6 +8,15 @@
 
 namespace kvpush {
 
+namespace {
+
+bool is_about_transfers(const Message& message) {
+  return std::holds_alternative<Register>(message) || std::holds_alternative<Revoke>(message) ||
+         std::holds_alternative<Unwanted>(message) || std::holds_alternative<Done>(message);
+}
+
+}  // namespace
+
 Producer::Producer(RankName self, RankLayout layout, std::vector<TransportView> transports, ProtocolOptions options)
     : self_(std::move(self)),
       layout_(std::move(layout)),
@@ -23,12 +32,15 @@ void Producer::on(ConnectionId connection, const Message& message, Instant now, 
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;
   Session& session = found->second;
+  if (session.state != SessionState::kReady && is_about_transfers(message)) {
+    return refuse(connection, ErrorCode::kBadMessage,
+                  std::string(message_name(message)) + " came before the session was ready", now, out);
+  }
   std::visit(Overloaded{[&](const Hello& m) { on(connection, session, m, now, out); },
                         [&](const Assign& m) { on(connection, session, m, now, out); },
                         [&](const Register& m) { on(connection, session, m, now, out); },
                         [&](const Revoke& m) { on(connection, session, m, now, out); },
-                        [&](const Unwanted& m) { on(connection, session, m, now, out); },
-                        [&](const Done& m) { on(connection, session, m, now, out); },
+                        [&](const Unwanted& m) { on(session, m, now, out); }, [&](const Done& m) { on(session, m); },
                         [&](const Goodbye&) {},  // it registers nothing new: nothing to do about it
                         [&](const Refused& m) {
                           count_end(session);
@@ -63,7 +75,7 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   if (draining_) return fail(ErrorCode::kStopped, "the agent is draining");
   if (requests_.size() >= kRequestsMax) return fail(ErrorCode::kFull, "too many requests hold their blocks");
   if (requests_.contains(command.request)) return fail(ErrorCode::kBusy, "a request of that name is held already");
-  if (command.transfer_id.empty() || command.transfer_id.size() > kTransferIdBytesMax) {
+  if (!is_transfer_id(command.transfer_id)) {
     return fail(ErrorCode::kBadParams, "a transfer id has 1 to 128 bytes");
   }
   Transfer& transfer = transfers_[command.transfer_id];
@@ -146,7 +158,7 @@ void Producer::on_written(WriteToken token, std::optional<Error> error, Instant 
     // consumer fence where that is needed, and ask again where the failure itself is proof.
     on_peer_lost(batch.peer, now, out);
   }
-  if (!turns_.knows(batch.peer) && closing_.erase(batch.peer) > 0) out.push_back(DisconnectPeer{batch.peer});
+  if (!turns_.knows(batch.peer)) cut(batch.peer, out);
   settle(batch.registration, now, out);
 }
 

@@ -184,9 +184,9 @@ class Producer {
   void on(ConnectionId connection, Session& session, const Hello& hello, Instant now, Actions& out);
   void on(ConnectionId connection, Session& session, const Assign& assign, Instant now, Actions& out);
   void on(ConnectionId connection, Session& session, const Register& message, Instant now, Actions& out);
-  void on(ConnectionId connection, Session& session, const Revoke& message, Instant now, Actions& out);
-  void on(ConnectionId connection, Session& session, const Unwanted& message, Instant now, Actions& out);
-  void on(ConnectionId connection, Session& session, const Done& message, Instant now, Actions& out);
+  void on(ConnectionId connection, const Session& session, const Revoke& message, Instant now, Actions& out);
+  void on(const Session& session, const Unwanted& message, Instant now, Actions& out);
+  void on(const Session& session, const Done& message);
   // Tells the peer why and ends the session.
   void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
   // A session is about to end because one side refused something.

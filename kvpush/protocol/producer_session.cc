@@ -16,12 +16,6 @@ std::string describe(const RankName& name) {
   return fmt::format("{} (incarnation {:016x}, rank {})", name.engine_id, name.incarnation.value, name.rank);
 }
 
-std::vector<TransportOffer> offers(const std::vector<TransportView>& transports) {
-  std::vector<TransportOffer> offers;
-  for (const TransportView& transport : transports) offers.push_back({transport.name, transport.address});
-  return offers;
-}
-
 }  // namespace
 
 void Producer::on(ConnectionId connection, Session& session, const Hello& hello, Instant now, Actions& out) {
@@ -112,9 +106,6 @@ void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
 
 void Producer::on(ConnectionId connection, Session& session, const Register& message, Instant now, Actions& out) {
   const RegistrationKey key{{session.hello.from.incarnation, session.hello.from.rank}, message.registration};
-  if (session.state != SessionState::kReady) {
-    return refuse(connection, ErrorCode::kBadMessage, "Register came before the session was ready", now, out);
-  }
   ConsumerRank& consumer = consumers_.at(key.consumer);
   if (key.number <= consumer.registration_last) {
     return refuse(connection, ErrorCode::kBadMessage, "a registration number was used again", now, out);
@@ -143,7 +134,6 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   registration.transfer_id = message.transfer_id;
   registration.tokens = message.tokens;
   registration.tables = message.tables;
-  registration.bytes = *bytes;
   (*transfer)->registrations.insert(key);
   (*transfer)->ranks_ended.erase(key.consumer.rank);
   deadlines_.set({.kind = Kind::kMatch, .registration = key}, now + options_.match_timeout);
@@ -151,10 +141,7 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   settle_transfer(message.transfer_id, now, out);
 }
 
-void Producer::on(ConnectionId connection, Session& session, const Revoke& message, Instant now, Actions& out) {
-  if (session.state != SessionState::kReady) {
-    return refuse(connection, ErrorCode::kBadMessage, "Revoke came before the session was ready", now, out);
-  }
+void Producer::on(ConnectionId connection, const Session& session, const Revoke& message, Instant now, Actions& out) {
   const RegistrationKey key{{session.hello.from.incarnation, session.hello.from.rank}, message.registration};
   const auto live = registrations_.find(key);
   if (live != registrations_.end()) {
@@ -168,20 +155,14 @@ void Producer::on(ConnectionId connection, Session& session, const Revoke& messa
   out.push_back(SendMessage{connection, Revoked{key.number}});
 }
 
-void Producer::on(ConnectionId connection, Session& session, const Unwanted& message, Instant now, Actions& out) {
-  if (session.state != SessionState::kReady) {
-    return refuse(connection, ErrorCode::kBadMessage, "Unwanted came before the session was ready", now, out);
-  }
+void Producer::on(const Session& session, const Unwanted& message, Instant now, Actions& out) {
   ++counters_.unwanted;
   const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
   if (!transfer) return;  // over, or another engine's: then this rank has no say in it
   rank_ended(message.transfer_id, session.hello.from.rank, now, out);
 }
 
-void Producer::on(ConnectionId connection, Session& session, const Done& message, Instant now, Actions& out) {
-  if (session.state != SessionState::kReady) {
-    return refuse(connection, ErrorCode::kBadMessage, "Done came before the session was ready", now, out);
-  }
+void Producer::on(const Session& session, const Done& message) {
   auto& outcomes = consumers_.at({session.hello.from.incarnation, session.hello.from.rank}).outcomes;
   outcomes.erase(outcomes.begin(), outcomes.upper_bound(message.up_to));
 }

@@ -71,11 +71,14 @@ std::size_t CopyQueue::hand_out(std::vector<WriteCompletion>& completions) {
   return count;
 }
 
-bool CopyQueue::reads(const Region& region) const {
-  return std::ranges::any_of(lines_, [&region](const auto& line) {
-    return std::ranges::any_of(line.second.batches,
-                               [&region](const Batch& batch) { return reads_region(batch.descriptors, region); });
-  });
+Result<void> CopyQueue::remove(RegionId region, RegionTable& from) const {
+  const Region* found = from.find(region);
+  if (found == nullptr) return fail(ErrorCode::kBadConfig, "no such region");
+  const auto reads = [found](const Batch& batch) { return reads_region(batch.descriptors, *found); };
+  const auto has_reader = [&reads](const auto& line) { return std::ranges::any_of(line.second.batches, reads); };
+  if (std::ranges::any_of(lines_, has_reader)) return fail(ErrorCode::kBusy, "a posted write reads the region");
+  from.remove(region);
+  return {};
 }
 
 Result<CopyQueue::Line*> CopyQueue::line_with_room(PeerId peer) {

@@ -53,7 +53,8 @@ class CopyQueue {
   std::size_t hand_out(std::vector<WriteCompletion>& completions);
   bool has_copies() const { return !turns_.empty(); }
   bool has_ends() const { return !ended_.empty(); }
-  bool reads(const Region& region) const;
+  // Takes a region out of the table. kBusy, and nothing removed, while a batch reads it; kBadConfig: no such region.
+  Result<void> remove(RegionId region, RegionTable& from) const;
 
  private:
   struct Batch {

@@ -168,11 +168,7 @@ Result<RegionId> LoopbackTransport::register_region(std::span<std::byte> memory)
 }
 
 Result<void> LoopbackTransport::deregister_region(RegionId region) {
-  const Region* found = regions_.find(region);
-  if (found == nullptr) return fail(ErrorCode::kBadConfig, "no such region");
-  if (queue_.reads(*found)) return fail(ErrorCode::kBusy, "a posted write reads the region");
-  regions_.remove(region);
-  return {};
+  return queue_.remove(region, regions_);
 }
 
 std::vector<std::byte> LoopbackTransport::address() const {
