@@ -154,6 +154,8 @@ def test_transfer_parameters_that_lead_nowhere_end_that_request_alone(pair, refe
 
 # How much of a core a decode server uses while it waits for KV. Measured once for each way of waiting.
 WAIT_S = 4.0
+# A request that has arrived waits for its KV within this time.
+ARRIVAL_S = 2.0
 
 
 def test_decode_that_waits_for_kv_uses_little_cpu(pair, record_property):
@@ -168,11 +170,13 @@ def test_decode_that_waits_for_kv_uses_little_cpu(pair, record_property):
     def wait_in_vain() -> None:
         body = {"model": servers.MODEL_NAME, "prompt": prompts.STORIES[5], "kv_transfer_params": orphan}
         with contextlib.suppress(OSError):  # nothing comes: hanging up ends the request
-            servers.post_json(pair.d.url + "/v1/completions", body, timeout_s=WAIT_S + 2)
+            servers.post_json(pair.d.url + "/v1/completions", body, timeout_s=ARRIVAL_S + WAIT_S)
 
     client = threading.Thread(target=wait_in_vain)
     client.start()
-    time.sleep(1)  # until the request waits
+    deadline = time.monotonic() + ARRIVAL_S
+    while not pair.d.transfers("live") and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert [one["transfer_id"] for one in pair.d.transfers("live")] == ["no-prefill-has-this"]
     begin = pair.d.cpu_seconds()
     time.sleep(WAIT_S)
