@@ -30,7 +30,7 @@ constexpr std::uint32_t kBlockTokens = 16;
 constexpr std::uint32_t kHeads = 3;
 constexpr std::uint64_t kInnerBytes = 128;  // one token of one head: 64 elements of bfloat16
 constexpr std::uint64_t kRowsBytes = kBlockTokens * kInnerBytes;
-constexpr std::uint64_t kBlockBytes = kHeads * 2 * kRowsBytes;  // for each head: the rows of K, then those of V
+constexpr std::uint64_t kBlockBytes = 2 * kRowsBytes * kHeads;  // for each head: the rows of K, then those of V
 constexpr std::uint64_t kLayerBytes = kBlocks * kBlockBytes;
 
 // What can go wrong here is shown and ends the process; an engine would act on the code.
@@ -87,9 +87,9 @@ void for_each_row(const Cache& cache, const std::vector<BlockId>& blocks, std::u
   for (std::uint32_t plane = 0; plane < layout.planes.size(); ++plane) {
     for (std::uint32_t token = 0; token < tokens; ++token) {
       for (std::uint32_t head = 0; head < kHeads; ++head) {
-        const std::uint32_t seed = (plane * tokens + token) * kHeads + head + 1;
+        const std::uint32_t seed = ((plane * tokens + token) * kHeads + head + 1) * 2654435761u;
         std::byte expected[kInnerBytes];
-        for (std::uint64_t i = 0; i < kInnerBytes; ++i) expected[i] = std::byte((seed * 2654435761u + i * 97) >> 8);
+        for (std::uint64_t i = 0; i < kInnerBytes; ++i) expected[i] = std::byte((seed + i * 97) >> 8);
         visit(cache.row(layout.planes[plane], blocks[token / kBlockTokens], token % kBlockTokens, head), expected);
       }
     }

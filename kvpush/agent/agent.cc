@@ -29,9 +29,9 @@ class ThreadedAgent : public Agent {
  public:
   ~ThreadedAgent() override { KVPUSH_CHECK(!thread_.joinable(), "stop() comes before an agent's destruction"); }
 
-  Result<void> start(AgentOptions options, RankLayout layout, std::vector<MemoryRange> regions) {
+  Result<void> start(AgentOptions options, const RankLayout& layout, const std::vector<MemoryRange>& regions) {
     std::promise<Result<void>> opened;
-    thread_ = std::thread([&, this] { live(std::move(options), std::move(layout), std::move(regions), opened); });
+    thread_ = std::thread([&, this] { live(std::move(options), layout, regions, opened); });
     Result<void> result = opened.get_future().get();
     if (!result) thread_.join();
     return result;
@@ -66,10 +66,9 @@ class ThreadedAgent : public Agent {
   }
 
  private:
-  void live(AgentOptions options, RankLayout layout, std::vector<MemoryRange> regions,
+  void live(AgentOptions options, const RankLayout& layout, const std::vector<MemoryRange>& regions,
             std::promise<Result<void>>& opened) {
-    Result<std::unique_ptr<AgentLoop>> loop =
-        AgentLoop::open(std::move(options), std::move(layout), std::move(regions), exchange_);
+    Result<std::unique_ptr<AgentLoop>> loop = AgentLoop::open(std::move(options), layout, regions, exchange_);
     if (!loop) return opened.set_value(std::unexpected(loop.error()));
     document_ = (*loop)->document();
     loop_ = loop->get();
@@ -88,7 +87,8 @@ class ThreadedAgent : public Agent {
 
 }  // namespace
 
-Result<std::unique_ptr<Agent>> Agent::open(AgentOptions options, RankLayout layout, std::vector<MemoryRange> regions) {
+Result<std::unique_ptr<Agent>> Agent::open(AgentOptions options, const RankLayout& layout,
+                                           const std::vector<MemoryRange>& regions) {
   if (options.engine_id.empty() || options.engine_id.size() > kEngineIdBytesMax) {
     return fail(ErrorCode::kBadConfig, "an engine id has 1 to 128 bytes");
   }
@@ -99,7 +99,7 @@ Result<std::unique_ptr<Agent>> Agent::open(AgentOptions options, RankLayout layo
     }
   }
   auto agent = std::make_unique<ThreadedAgent>();
-  if (const Result<void> started = agent->start(std::move(options), std::move(layout), std::move(regions)); !started) {
+  if (const Result<void> started = agent->start(std::move(options), layout, regions); !started) {
     return std::unexpected(started.error());
   }
   return agent;

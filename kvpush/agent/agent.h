@@ -47,7 +47,8 @@ class Agent {
   // Registers `regions` with each transport and starts to listen. The regions must hold every plane and stay mapped
   // until stop() has returned. kLayoutMismatch: `layout` is not valid. kOutOfRegion: a plane leaves the regions.
   // kBadConfig: an address cannot be bound. kUnavailable: no transport works.
-  static Result<std::unique_ptr<Agent>> open(AgentOptions options, RankLayout layout, std::vector<MemoryRange> regions);
+  static Result<std::unique_ptr<Agent>> open(AgentOptions options, const RankLayout& layout,
+                                             const std::vector<MemoryRange>& regions);
   // stop() must have been called.
   virtual ~Agent() = default;
 

@@ -54,8 +54,8 @@ Result<Transports> open_transports(std::span<const TransportFactory> factories, 
   return transports;
 }
 
-AgentCore::AgentCore(RankName self, RankLayout layout, Transports transports, ProtocolOptions options, Random random,
-                     Surroundings surroundings)
+AgentCore::AgentCore(const RankName& self, const RankLayout& layout, Transports transports, ProtocolOptions options,
+                     Random random, Surroundings surroundings)
     : surroundings_(std::move(surroundings)),
       transports_(std::move(transports)),
       producer_(self, layout, views_of(transports_), options),

@@ -42,8 +42,8 @@ class AgentCore {
     Control& control;
     std::function<void(const Endpoint& directory)> resolve;  // answered by on_resolved(), later
   };
-  AgentCore(RankName self, RankLayout layout, Transports transports, ProtocolOptions options, Random random,
-            Surroundings surroundings);
+  AgentCore(const RankName& self, const RankLayout& layout, Transports transports, ProtocolOptions options,
+            Random random, Surroundings surroundings);
 
   void on_accepted(ConnectionId connection, Instant now);
   void on_connected(ConnectionId connection, Instant now);

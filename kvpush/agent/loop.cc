@@ -64,7 +64,7 @@ class Loop : public AgentLoop {
     control_.reset();
   }
 
-  Result<void> start(RankLayout layout, const std::vector<MemoryRange>& regions);
+  Result<void> start(const RankLayout& layout, const std::vector<MemoryRange>& regions);
   std::string document() const override { return document_; }
   void run() override;
   void ask_to_stop(Duration limit) override;
@@ -96,7 +96,7 @@ class Loop : public AgentLoop {
   std::size_t failed_at_stop_ = 0;
 };
 
-Result<void> Loop::start(RankLayout layout, const std::vector<MemoryRange>& regions) {
+Result<void> Loop::start(const RankLayout& layout, const std::vector<MemoryRange>& regions) {
   Result<Transports> transports = open_transports(options_.transports, regions);
   if (!transports) return std::unexpected(transports.error());
   Result<std::unique_ptr<Control>> control = Control::open(context_, options_.control, control_events());
@@ -135,7 +135,7 @@ Result<void> Loop::start(RankLayout layout, const std::vector<MemoryRange>& regi
       wish_turn();
     });
   };
-  core_.emplace(self, std::move(layout), std::move(*transports), options_.protocol, Random{read_entropy()},
+  core_.emplace(self, layout, std::move(*transports), options_.protocol, Random{read_entropy()},
                 AgentCore::Surroundings{exchange_, *control_, resolve});
   watches_.push_back(std::make_unique<Watch>(context_, exchange_.command_fd(), [this] { wish_turn(); }));
   for (const int fd : core_->event_fds()) {
@@ -172,10 +172,10 @@ ControlEvents Loop::control_events() {
 HttpRoutes Loop::routes() {
   HttpRoutes routes;
   routes.add("GET", "/kvpush/v1/engine",
-             [this](HttpRequest, HttpResponder responder) { responder.reply({.body = document_}); });
+             [this](const HttpRequest&, HttpResponder responder) { responder.reply({.body = document_}); });
   routes.add("GET", "/kvpush/v1/transfers",
-             [this](HttpRequest, HttpResponder responder) { responder.reply({.body = core_->transfers()}); });
-  routes.add("GET", "/metrics", [this](HttpRequest, HttpResponder responder) {
+             [this](const HttpRequest&, HttpResponder responder) { responder.reply({.body = core_->transfers()}); });
+  routes.add("GET", "/metrics", [this](const HttpRequest&, HttpResponder responder) {
     responder.reply({.content_type = std::string(kMetricsContentType), .body = core_->metrics()});
   });
   return routes;
@@ -235,10 +235,10 @@ void Loop::end_stop(Instant now) {
 
 }  // namespace
 
-Result<std::unique_ptr<AgentLoop>> AgentLoop::open(AgentOptions options, RankLayout layout,
-                                                   std::vector<MemoryRange> regions, Exchange& exchange) {
+Result<std::unique_ptr<AgentLoop>> AgentLoop::open(AgentOptions options, const RankLayout& layout,
+                                                   const std::vector<MemoryRange>& regions, Exchange& exchange) {
   auto loop = std::make_unique<Loop>(std::move(options), exchange);
-  if (const Result<void> started = loop->start(std::move(layout), regions); !started) {
+  if (const Result<void> started = loop->start(layout, regions); !started) {
     return std::unexpected(started.error());
   }
   return loop;

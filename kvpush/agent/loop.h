@@ -20,8 +20,8 @@ namespace kvpush {
 class AgentLoop {
  public:
   // Opens everything; on the thread that calls run().
-  static Result<std::unique_ptr<AgentLoop>> open(AgentOptions options, RankLayout layout,
-                                                 std::vector<MemoryRange> regions, Exchange& exchange);
+  static Result<std::unique_ptr<AgentLoop>> open(AgentOptions options, const RankLayout& layout,
+                                                 const std::vector<MemoryRange>& regions, Exchange& exchange);
   virtual ~AgentLoop() = default;
 
   // This rank's part of the directory document.

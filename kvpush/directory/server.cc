@@ -47,13 +47,14 @@ Result<std::string> body_of(Result<HttpAnswer> answer) {
 class DirectoryServer::Service {
  public:
   Result<void> open(const Endpoint& listen) {
-    routes_.add("GET", "/health", [](HttpRequest, HttpResponder out) { out.reply({.body = "{}", .headers = {}}); });
+    routes_.add("GET", "/health",
+                [](const HttpRequest&, HttpResponder out) { out.reply({.body = "{}", .headers = {}}); });
     routes_.add("GET", "/kvpush/v1/engine",
-                [this](HttpRequest, HttpResponder out) { reply_if_ready(std::move(out), document_); });
-    routes_.add("GET", "/kvpush/v1/transfers", [this](HttpRequest request, HttpResponder out) {
+                [this](const HttpRequest&, HttpResponder out) { reply_if_ready(std::move(out), document_); });
+    routes_.add("GET", "/kvpush/v1/transfers", [this](const HttpRequest& request, HttpResponder out) {
       ask_ranks(request.target, gather_transfers, "application/json", std::move(out));
     });
-    routes_.add("GET", "/metrics", [this](HttpRequest request, HttpResponder out) {
+    routes_.add("GET", "/metrics", [this](const HttpRequest& request, HttpResponder out) {
       ask_ranks(request.target, gather_metrics, "text/plain; version=0.0.4", std::move(out));
     });
     auto server = HttpServer::open(

@@ -56,8 +56,9 @@ bool is_component(Component component) {
 Result<void> validate(const Plane& plane) {
   const auto refuse = [](const char* what) { return fail(ErrorCode::kLayoutMismatch, what); };
   if (!is_component(plane.component)) return refuse("a plane has an unknown component");
-  if (plane.layer.empty() || plane.layer.size() > kLayerNameBytesMax)
+  if (plane.layer.empty() || plane.layer.size() > kLayerNameBytesMax) {
     return refuse("a layer's name has 1 to 256 bytes");
+  }
   if (plane.dtype.size() > kDtypeBytesMax) return refuse("the name of a dtype has at most 32 bytes");
   if (plane.group >= kGroupsMax) return refuse("a plane's group is beyond the most groups a layout may have");
   if (plane.element_bytes == 0 || plane.inner_bytes == 0) return refuse("a plane's element or inner size is zero");

@@ -26,7 +26,7 @@ Consumer::Consumer(RankName self, RankLayout layout, std::vector<TransportView> 
     : self_(std::move(self)),
       layout_(std::move(layout)),
       transports_(std::move(transports)),
-      options_(std::move(options)),
+      options_(options),
       own_plan_(plan_onto_itself(layout_)),
       random_(random) {}
 

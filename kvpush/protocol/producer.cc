@@ -18,10 +18,7 @@ bool is_about_transfers(const Message& message) {
 }  // namespace
 
 Producer::Producer(RankName self, RankLayout layout, std::vector<TransportView> transports, ProtocolOptions options)
-    : self_(std::move(self)),
-      layout_(std::move(layout)),
-      transports_(std::move(transports)),
-      options_(std::move(options)) {}
+    : self_(std::move(self)), layout_(std::move(layout)), transports_(std::move(transports)), options_(options) {}
 
 void Producer::on_accepted(ConnectionId connection, Instant now) {
   sessions_.try_emplace(connection);
@@ -87,8 +84,9 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   transfer.send = command;
   transfer.times.offered = now;
   const std::set<RegistrationKey> waiting = transfer.registrations;
-  for (const RegistrationKey& key : waiting)
+  for (const RegistrationKey& key : waiting) {
     start(key, registrations_.at(key), transfers_.at(command.transfer_id), now, out);
+  }
   settle_transfer(command.transfer_id, now, out);
   return {};
 }

@@ -77,8 +77,9 @@ Result<void> check(const flat::BlockTable& table) {
   for (const flat::BlockSpan* span : *table.spans()) {
     if (span->count() == 0) return bad("a span of blocks is empty");
     const bool absent = span->first() == kAbsentBlock.value;
-    if (!absent && span->count() > kAbsentBlock.value - span->first())
+    if (!absent && span->count() > kAbsentBlock.value - span->first()) {
       return bad("a span of blocks passes the last id");
+    }
     blocks += span->count();
   }
   if (blocks > kBlocksPerTableMax) return bad("a block table has too many blocks");

@@ -287,8 +287,9 @@ Result<PeerId> UcxTransport::connect(std::span<const std::byte> address) {
   auto unpacked = unpack_keys(*peer, reader);
   if (unpacked && !reader.ended()) unpacked = fail(ErrorCode::kBadMessage, "a ucx address is too long");
   const PeerId id = peer->id;
-  if (unpacked && !note_wires(*peer))
+  if (unpacked && !note_wires(*peer)) {
     unpacked = fail(ErrorCode::kUnavailable, "UCX chose a wire that cannot be fenced");
+  }
   by_endpoint_.emplace(peer->endpoint, peer.get());
   peers_.emplace(id, std::move(peer));
   if (!unpacked) {
