@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import servers
 
 HERE = Path(__file__).resolve().parent
 LOGS = servers.ROOT / "build" / "check" / "vllm"
-TOKENS = 8  # answered to each prompt
+TOKENS = 6  # answered to each prompt
 REST_LIMIT_S = 15.0
 
 # A batch adds in another order than a request alone. In bfloat16 near-ties then part: a single server, asked 8 requests
@@ -76,28 +76,54 @@ class Pair:
 
 
 @dataclass
-class Reference:
-    """What a single server without a connector answers."""
-
+class ReferenceAnswers:
     texts: dict[str, str] = field(default_factory=dict)
     prompt_tokens: dict[str, int] = field(default_factory=dict)
     steps_of_first: list[int] = field(default_factory=list)  # tokens computed in each, for prompts.STORIES[0]
 
-    def ask(self, server: servers.VllmServer) -> None:
-        ask_worker(server, "kv_watch")
-        servers.complete(server.url, prompts.STORIES[0], 1)
-        self.steps_of_first = ask_worker(server, "kv_steps")
-        for prompt in (*prompts.ALL, *prompts.SHARED_PREFIX):
-            answer = servers.complete(server.url, prompt, TOKENS)
-            self.texts[prompt], self.prompt_tokens[prompt] = answer.text, answer.prompt_tokens
+
+def ask_reference(server: servers.VllmServer) -> ReferenceAnswers:
+    answers = ReferenceAnswers()
+    ask_worker(server, "kv_watch")
+    servers.complete(server.url, prompts.STORIES[0], 1)
+    answers.steps_of_first = ask_worker(server, "kv_steps")
+    for prompt in (*prompts.ALL, *prompts.SHARED_PREFIX):
+        answer = servers.complete(server.url, prompt, TOKENS)
+        answers.texts[prompt], answers.prompt_tokens[prompt] = answer.text, answer.prompt_tokens
+    return answers
+
+
+class Reference:
+    """What a single server without a connector answers. Its attributes wait until it has answered everything."""
+
+    def __init__(self, answers: Future[ReferenceAnswers]) -> None:
+        self._answers = answers
+
+    @property
+    def texts(self) -> dict[str, str]:
+        return self._answers.result().texts
+
+    @property
+    def prompt_tokens(self) -> dict[str, int]:
+        return self._answers.result().prompt_tokens
+
+    @property
+    def steps_of_first(self) -> list[int]:
+        return self._answers.result().steps_of_first
 
 
 class Deployment:
-    """Starts one pair at a time; with the first one, at once, the server that gives the reference."""
+    """Starts one pair at a time; with the first one, at once, the server that gives the reference.
+
+    The reference is asked in the background: while prompts go one by one, P and D compute in turn and leave it a core.
+    """
+
+    reference: Reference
 
     def __init__(self, cluster: servers.Cluster) -> None:
         self._cluster = cluster
-        self.reference = Reference()
+        self._asker = ThreadPoolExecutor(1)
+        self._lone: servers.VllmServer | None = None  # runs until the cluster ends
 
     def start(self, caching: bool) -> Pair:
         # The second pair runs without the idle wait, so that both ways are tested and their cost can be compared.
@@ -106,15 +132,14 @@ class Deployment:
         way = "cached" if caching else "plain"
         p = servers.VllmServer("p", common, LOGS / f"{way}-p.log", role="kv_producer", core=0)
         d = servers.VllmServer("d", common, LOGS / f"{way}-d.log", role="kv_consumer", core=1)
-        lone = []
-        if not self.reference.texts:
-            args = (*OPTIONS.args, "--scheduler-cls", "reference.LastTokenAlone")
-            lone = [servers.VllmServer("reference", replace(OPTIONS, args=args), LOGS / "reference.log")]
-        self._cluster.start(p, d, *lone)
-        for one in lone:
-            self.reference.ask(one)
-            self._cluster.stop(one)
         router = servers.Router([p], [d], LOGS / f"{way}-router.log")
+        if self._lone is None:
+            args = (*OPTIONS.args, "--scheduler-cls", "reference.LastTokenAlone")
+            self._lone = servers.VllmServer("reference", replace(OPTIONS, args=args), LOGS / "reference.log")
+            self._cluster.start(p, d, self._lone)
+            self.reference = Reference(self._asker.submit(ask_reference, self._lone))
+        else:
+            self._cluster.start(p, d)
         self._cluster.start(router)
         for one in (p, d):
             ask_worker(one, "kv_watch")

@@ -39,6 +39,23 @@ class Sources:
         return {name: self._pair.d.prompt_tokens(name) - self._start[name] for name in self.names}
 
 
+@pytest.mark.parametrize("at_once", [1, AT_ONCE])
+def test_every_answer_equals_that_of_a_single_server(pair, reference, at_once):
+    sources = Sources(pair)
+
+    got = pair.complete_all(prompts.ALL, at_once)
+
+    assert differences(got, reference) == []
+    taken = sources()
+    assert taken["local_compute"] == len(prompts.ALL), (
+        "decode computes the last prompt token of each prompt and no other"
+    )
+    elsewhere = sum(reference.prompt_tokens[prompt] - 1 for prompt in prompts.ALL)
+    assert taken["external_kv_transfer"] + taken["local_cache_hit"] == elsewhere
+    if not pair.caching:
+        assert taken["local_cache_hit"] == 0
+
+
 def test_the_reference_computes_the_last_prompt_token_in_a_step_of_its_own(reference):
     assert reference.steps_of_first == [reference.prompt_tokens[prompts.STORIES[0]] - 1, 1]
 
@@ -57,23 +74,6 @@ def test_the_prompts_are_what_these_tests_need(reference):
     assert len(lengths) >= 40
     assert min(lengths) == 1
     assert max(lengths) > 2000
-
-
-@pytest.mark.parametrize("at_once", [1, AT_ONCE])
-def test_every_answer_equals_that_of_a_single_server(pair, reference, at_once):
-    sources = Sources(pair)
-
-    got = pair.complete_all(prompts.ALL, at_once)
-
-    assert differences(got, reference) == []
-    taken = sources()
-    assert taken["local_compute"] == len(prompts.ALL), (
-        "decode computes the last prompt token of each prompt and no other"
-    )
-    elsewhere = sum(reference.prompt_tokens[prompt] - 1 for prompt in prompts.ALL)
-    assert taken["external_kv_transfer"] + taken["local_cache_hit"] == elsewhere
-    if not pair.caching:
-        assert taken["local_cache_hit"] == 0
 
 
 def test_prompts_with_a_common_beginning_give_the_same_answers(pair, reference):
