@@ -1,5 +1,7 @@
 #include "kvpush/agent/report.h"
 
+#include <algorithm>
+
 #include "kvpush/base/endpoint.h"
 #include "kvpush/base/error.h"
 
@@ -25,11 +27,19 @@ void note_before(Timeline& timeline, const char* name, Instant delivered, Durati
 Report::Report()
     : receive_seconds_(registry_.histogram("kvpush_receive_seconds", "From the engine's request for KV to its end.",
                                            kSecondsBuckets)),
+      early_seconds_(registry_.histogram("kvpush_early_seconds",
+                                         "How long a registered destination waited for its computed prompt.",
+                                         kSecondsBuckets)),
+      exposed_seconds_(registry_.histogram(
+          "kvpush_exposed_seconds", "From KV being computed and asked for, whichever was later, to its delivery.",
+          kSecondsBuckets)),
       seen_seconds_(registry_.histogram("kvpush_seen_by_engine_seconds",
                                         "From the end of a received transfer to the engine taking the event.",
                                         kSecondsBuckets)),
       send_seconds_(
           registry_.histogram("kvpush_send_seconds", "From computed KV to the end of its transfer.", kSecondsBuckets)),
+      write_seconds_(registry_.histogram("kvpush_write_seconds", "From the first posted batch to the last completion.",
+                                         kSecondsBuckets)),
       receive_bytes_(registry_.histogram("kvpush_receive_bytes", "KV bytes of a received transfer.", kBytesBuckets)) {}
 
 std::uint64_t Report::ended(const EngineEvent& event) {
@@ -54,7 +64,7 @@ std::uint64_t Report::add(const ReceiveEnded& event) {
   note(record.timeline, "registered", times.registered);
   if (!event.error) {
     const Instant delivered = times.ended.value_or(times.received);
-    receive_seconds_.observe(delivered - times.received);
+    observe(times, delivered);
     receive_bytes_.observe(static_cast<double>(event.bytes));
     note_before(record.timeline, "offered", delivered, times.producer.since_offered);
     note_before(record.timeline, "matched", delivered, times.producer.since_matched);
@@ -79,13 +89,23 @@ std::uint64_t Report::add(const SendEnded& event) {
                         .tokens = event.tokens,
                         .timeline = {}};
   const SendingTimes& times = event.times;
-  if (times.completed) send_seconds_.observe(*times.completed - times.offered);
+  if (times.completed) {
+    send_seconds_.observe(*times.completed - times.offered);
+    if (times.first_post && !event.error) write_seconds_.observe(*times.completed - *times.first_post);
+  }
   record.timeline.note("offered", times.offered);
   note(record.timeline, "matched", times.matched);
   note(record.timeline, "first_post", times.first_post);
   note(record.timeline, "last_post", times.last_post);
   note(record.timeline, "completed", times.completed);
   return log_.add(std::move(record));
+}
+
+void Report::observe(const ReceiveTimes& times, Instant delivered) {
+  receive_seconds_.observe(delivered - times.received);
+  exposed_seconds_.observe(std::min(delivered - times.received, times.producer.since_offered));
+  const Instant matched = delivered - times.producer.since_matched;
+  if (times.registered) early_seconds_.observe(std::max(matched - *times.registered, Duration{}));
 }
 
 void Report::seen(const SeenByEngine& seen) {

@@ -47,6 +47,7 @@ class Report {
  private:
   std::uint64_t add(const ReceiveEnded& event);
   std::uint64_t add(const SendEnded& event);
+  void observe(const ReceiveTimes& times, Instant delivered);
   // A counter of the registry follows one that a machine keeps.
   void follow(const char* name, const char* help, std::uint64_t total, const Labels& labels = {});
   void show(const std::vector<Wire>& wires);
@@ -56,8 +57,11 @@ class Report {
   TransferLog log_;
   std::vector<Wire> wires_;  // shown last
   Histogram& receive_seconds_;
+  Histogram& early_seconds_;
+  Histogram& exposed_seconds_;
   Histogram& seen_seconds_;
   Histogram& send_seconds_;
+  Histogram& write_seconds_;
   Histogram& receive_bytes_;
 };
 

@@ -91,8 +91,39 @@ TEST_F(ReportTest, ShowsTheTimelineOfAReceivedTransfer) {
   EXPECT_THAT(transfers, testing::HasSubstr(R"("peer":"10.0.0.1:9100","outcome":"delivered","bytes":96,"tokens":3)"));
   EXPECT_THAT(transfers, testing::HasSubstr(R"("received":0.000000,"registered":0.001000,"offered":0.005000)"));
   EXPECT_THAT(transfers, testing::HasSubstr(R"("last_post":0.008000,"delivered":0.010000,"seen_by_engine":0.012000)"));
-  EXPECT_THAT(report.metrics(producer, consumer, {{"cma", "process_vm_writev"}}),
-              testing::HasSubstr("kvpush_seen_by_engine_seconds_sum 0.002"));
+  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_early_seconds_sum 0.005\n"));
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_exposed_seconds_sum 0.005\n"));
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_seen_by_engine_seconds_sum 0.002\n"));
+}
+
+TEST_F(ReportTest, ExposesNoTimeInWhichNobodyHadAskedForComputedKv) {
+  ReceiveEnded late = received({});
+  late.times = {.received = start,
+                .registered = start + 1ms,
+                .ended = start + 4ms,
+                .producer = {.since_offered = 30s, .since_matched = 3ms}};
+
+  report.ended(late);
+
+  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_exposed_seconds_sum 0.004\n"));
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_early_seconds_sum 0\n"));
+}
+
+TEST_F(ReportTest, MeasuresTheWritingOfASentTransfer) {
+  SendEnded ended = sent();
+  ended.times = {.offered = start,
+                 .matched = start + 1ms,
+                 .first_post = start + 2ms,
+                 .last_post = start + 5ms,
+                 .completed = start + 10ms};
+
+  report.ended(ended);
+
+  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_send_seconds_sum 0.01\n"));
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_write_seconds_sum 0.008\n"));
 }
 
 TEST_F(ReportTest, CountsWhatTheMachinesCountedOnce) {

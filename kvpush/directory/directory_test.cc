@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <boost/asio/io_context.hpp>
@@ -19,6 +20,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using boost::asio::ip::tcp;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::StartsWith;
 
 constexpr auto kTestLimit = 10s;
 
@@ -75,7 +79,7 @@ TEST_F(Directory, AsksToComeBackUntilItsRanksAreKnown) {
   EXPECT_EQ(answer.headers.find("Retry-After"), "1");
   EXPECT_EQ(resolve(server_->port()).error().code, ErrorCode::kUnavailable);
   EXPECT_EQ(get("/health").status, 200);
-  EXPECT_EQ(get("/kvpush/v1/transfers").body, R"({"ranks":[]})");
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, EndsWith(R"("engine":[],"ranks":[]})"));
 }
 
 TEST_F(Directory, TellsWhoItsEngineIs) {
@@ -101,22 +105,65 @@ TEST_F(Directory, PassesOnWhatItsRanksSay) {
   ASSERT_TRUE(rank);
   ASSERT_TRUE(server_->set_ranks({to_json(rank_at((*rank)->port()))}));
 
-  EXPECT_EQ(get("/kvpush/v1/transfers").body, R"({"ranks":[{"rank":0,"live":[],"ended":[]}]})");
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, EndsWith(R"("ranks":[{"rank":0,"live":[],"ended":[]}]})"));
   EXPECT_TRUE(get("/metrics").body.starts_with("a{rank=\"0\"} 1\n"));
+}
+
+TEST_F(Directory, TellsWhatTheSchedulerSaw) {
+  const Instant start{100s};
+  server_->add({.side = Scheduled::Side::kProducer,
+                .transfer_id = "t",
+                .request = "p",
+                .tokens = 7,
+                .arrived = start,
+                .admitted = start + 1ms,
+                .computed = start + 9ms});
+  server_->add({.side = Scheduled::Side::kConsumer,
+                .transfer_id = "t",
+                .request = "d",
+                .tokens = 7,
+                .producer = {"10.0.0.1", 9100},
+                .arrived = start,
+                .admitted = start + 2ms,
+                .reported = start + 12ms,
+                .first_step = start + 14ms});
+
+  const std::string transfers = get("/kvpush/v1/transfers").body;
+
+  EXPECT_THAT(
+      transfers,
+      HasSubstr(R"("engine":[{"transfer_id":"t","request":"p","role":"producer","peer":"","outcome":"scheduled",)"
+                R"("tokens":7,"start_boot_seconds":100.000000,)"
+                R"("timeline_seconds":{"arrived":0.000000,"admitted":0.001000,"prefill_end":0.009000}},)"));
+  EXPECT_THAT(transfers, HasSubstr(R"("role":"consumer","peer":"10.0.0.1:9100")"));
+  EXPECT_THAT(transfers, HasSubstr(R"("admitted":0.002000,"reported":0.012000,"first_step":0.014000}}],"ranks":[]})"));
+  EXPECT_THAT(get("/metrics").body, HasSubstr("kvpush_resume_seconds_sum 0.002\n"));
+}
+
+TEST_F(Directory, SaysThatARequestEndedBeforeItsTransferMattered) {
+  server_->add({.side = Scheduled::Side::kConsumer, .transfer_id = "t", .request = "d", .arrived = Instant{100s}});
+
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, HasSubstr(R"("outcome":"aborted","tokens":0)"));
+  EXPECT_THAT(get("/metrics").body, HasSubstr("kvpush_resume_seconds_count 0\n"));
+}
+
+TEST_F(Directory, TellsBothClocksForReadersOnOtherMachines) {
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, StartsWith(R"({"now_boot_seconds":)"));
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, HasSubstr(R"(,"now_unix_seconds":1)"));
 }
 
 TEST_F(Directory, AnswersInTimeWhenARankIsSilent) {
   tcp::acceptor silent(io_, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0));  // never accepts
   ASSERT_TRUE(server_->set_ranks({to_json(rank_at(silent.local_endpoint().port()))}));
 
-  EXPECT_EQ(get("/kvpush/v1/transfers").body, R"({"ranks":[{"rank":0,"error":"timeout"}]})");
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, EndsWith(R"("ranks":[{"rank":0,"error":"timeout"}]})"));
 }
 
 TEST_F(Directory, SaysThatARankIsGone) {
   const std::uint16_t port = tcp::acceptor(io_, tcp::endpoint(tcp::v4(), 0)).local_endpoint().port();
   ASSERT_TRUE(server_->set_ranks({to_json(rank_at(port))}));
 
-  EXPECT_EQ(get("/kvpush/v1/transfers").body, R"({"ranks":[{"rank":0,"error":"peer_lost"}]})");
+  EXPECT_THAT(get("/kvpush/v1/transfers").body, EndsWith(R"("ranks":[{"rank":0,"error":"peer_lost"}]})"));
   EXPECT_NE(get("/metrics").body.find("kvpush_rank_up{rank=\"0\"} 0"), std::string::npos);
 }
 

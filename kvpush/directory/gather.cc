@@ -92,12 +92,12 @@ void append_transfers(std::string& out, const RankAnswer& answer) {
 }  // namespace
 
 std::string gather_transfers(const std::vector<RankAnswer>& answers) {
-  std::string text = "{\"ranks\":[";
+  std::string text = "[";
   for (const RankAnswer& answer : answers) {
     if (&answer != &answers.front()) text += ',';
     append_transfers(text, answer);
   }
-  return text += "]}";
+  return text += "]";
 }
 
 std::string gather_metrics(const std::vector<RankAnswer>& answers) {

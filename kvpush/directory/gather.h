@@ -16,7 +16,7 @@ struct RankAnswer {
   Result<std::string> body;
 };
 
-// {"ranks": [{"rank": 0, "live": [...], "ended": [...]}, {"rank": 1, "error": "timeout"}]}
+// [{"rank": 0, "live": [...], "ended": [...]}, {"rank": 1, "error": "timeout"}]
 std::string gather_transfers(const std::vector<RankAnswer>& answers);
 
 // The Prometheus text of all ranks as one: each sample gets the label `rank` as its first, families are written once,

@@ -20,8 +20,8 @@ TEST(GatherTransfers, NamesEachRankAndSaysWhichDidNotAnswer) {
                                              {4, "{}"}});
 
   EXPECT_EQ(text,
-            R"({"ranks":[{"rank":0,"live":[{"transfer_id":"t"}],"seconds":0.10},{"rank":1,"error":"timeout"},)"
-            R"({"rank":2,"error":"bad_message"},{"rank":3,"error":"bad_message"},{"rank":4,"error":"bad_message"}]})");
+            R"([{"rank":0,"live":[{"transfer_id":"t"}],"seconds":0.10},{"rank":1,"error":"timeout"},)"
+            R"({"rank":2,"error":"bad_message"},{"rank":3,"error":"bad_message"},{"rank":4,"error":"bad_message"}])");
 }
 
 TEST(GatherMetrics, WritesEachFamilyOnceAndLabelsEachSample) {

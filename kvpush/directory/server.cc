@@ -4,15 +4,19 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "kvpush/base/check.h"
+#include "kvpush/base/clock.h"
 #include "kvpush/directory/engine.h"
 #include "kvpush/directory/gather.h"
 #include "kvpush/http/client.h"
 #include "kvpush/http/server.h"
+#include "kvpush/metrics/metrics.h"
+#include "kvpush/metrics/transfer_log.h"
 
 namespace kvpush {
 namespace {
@@ -20,7 +24,7 @@ namespace {
 // Ranks answer from memory; one that takes longer than this is not well, and who asks wants to know that now.
 constexpr Duration kRankLimit = std::chrono::seconds(1);
 
-using Gather = std::string (*)(const std::vector<RankAnswer>&);
+using Gather = std::function<std::string(const std::vector<RankAnswer>&)>;
 
 // One question to all ranks, and who waits for the answers.
 struct Question {
@@ -37,13 +41,34 @@ Result<std::string> body_of(Result<HttpAnswer> answer) {
   return std::move(answer->body);
 }
 
+TransferRecord record_of(Scheduled&& scheduled) {
+  const bool producer = scheduled.side == Scheduled::Side::kProducer;
+  const std::optional<Instant>& last = producer ? scheduled.computed : scheduled.first_step;
+  TransferRecord record{.transfer_id = std::move(scheduled.transfer_id),
+                        .request = std::move(scheduled.request),
+                        .role = producer ? "producer" : "consumer",
+                        .peer = producer ? std::string() : to_string(scheduled.producer),
+                        .outcome = last ? "scheduled" : "aborted",
+                        .tokens = scheduled.tokens,
+                        .timeline = {}};
+  const auto note = [&](const char* name, const std::optional<Instant>& at) {
+    if (at) record.timeline.note(name, *at);
+  };
+  note("arrived", scheduled.arrived);
+  note("admitted", scheduled.admitted);
+  note("prefill_end", scheduled.computed);
+  note("reported", scheduled.reported);
+  note("first_step", scheduled.first_step);
+  return record;
+}
+
 }  // namespace
 
 // What runs on the directory's thread.
 //
 // Job: the loop, the routes, the questions to the ranks.
 // Owner: DirectoryServer.
-// Thread: directory role, but for open(), set_ranks() and stop().
+// Thread: directory role, but for open(), set_engine(), add() and stop().
 class DirectoryServer::Service {
  public:
   Result<void> open(const Endpoint& listen) {
@@ -52,10 +77,14 @@ class DirectoryServer::Service {
     routes_.add("GET", "/kvpush/v1/engine",
                 [this](const HttpRequest&, HttpResponder out) { reply_if_ready(std::move(out), document_); });
     routes_.add("GET", "/kvpush/v1/transfers", [this](const HttpRequest& request, HttpResponder out) {
-      ask_ranks(request.target, gather_transfers, "application/json", std::move(out));
+      ask_ranks(
+          request.target, [this](const auto& answers) { return transfers(answers); }, "application/json",
+          std::move(out));
     });
     routes_.add("GET", "/metrics", [this](const HttpRequest& request, HttpResponder out) {
-      ask_ranks(request.target, gather_metrics, "text/plain; version=0.0.4", std::move(out));
+      ask_ranks(
+          request.target, [this](const auto& answers) { return gather_metrics(answers) + registry_.render(); },
+          std::string(kMetricsContentType), std::move(out));
     });
     auto server = HttpServer::open(
         io_, {.listen = {listen.host, listen.port}},
@@ -72,6 +101,15 @@ class DirectoryServer::Service {
     boost::asio::post(io_, [this, engine = std::move(engine)]() mutable {
       document_ = to_json(engine);
       ranks_ = std::move(engine.ranks);
+    });
+  }
+
+  void add(Scheduled scheduled) {
+    boost::asio::post(io_, [this, scheduled = std::move(scheduled)]() mutable {
+      if (scheduled.reported && scheduled.first_step) {
+        resume_seconds_.observe(*scheduled.first_step - *scheduled.reported);
+      }
+      scheduled_.add(record_of(std::move(scheduled)));
     });
   }
 
@@ -97,7 +135,7 @@ class DirectoryServer::Service {
   }
 
   void ask_ranks(const std::string& target, Gather gather, std::string content_type, HttpResponder out) {
-    auto question = std::make_shared<Question>(std::move(out), gather, std::move(content_type));
+    auto question = std::make_shared<Question>(std::move(out), std::move(gather), std::move(content_type));
     question->open = ranks_.size();
     if (ranks_.empty()) return answer(*question);
     for (const RankDocument& rank : ranks_) {
@@ -116,6 +154,13 @@ class DirectoryServer::Service {
     }
   }
 
+  std::string transfers(const std::vector<RankAnswer>& answers) const {
+    std::string text = "{";
+    append_json(text, Moment{read_clock(), std::chrono::system_clock::now()});
+    text.append(",\"engine\":").append(scheduled_.to_json());
+    return text.append(",\"ranks\":").append(gather_transfers(answers)) += '}';
+  }
+
   static void answer(Question& question) {
     question.responder.reply(
         {.content_type = question.content_type, .body = question.gather(question.answers), .headers = {}});
@@ -129,6 +174,11 @@ class DirectoryServer::Service {
   std::uint16_t port_ = 0;
   std::vector<RankDocument> ranks_;
   std::string document_;
+  TransferLog scheduled_;
+  Registry registry_;
+  Histogram& resume_seconds_ =
+      registry_.histogram("kvpush_resume_seconds",
+                          "From the workers' report of received KV to the first step that uses it.", kSecondsBuckets);
   std::thread thread_;
 };
 
@@ -160,6 +210,10 @@ Result<void> DirectoryServer::set_ranks(const std::vector<std::string>& document
   if (!engine) return std::unexpected(engine.error());
   service_->set_engine(std::move(*engine));
   return {};
+}
+
+void DirectoryServer::add(Scheduled scheduled) {
+  service_->add(std::move(scheduled));
 }
 
 void DirectoryServer::stop() {

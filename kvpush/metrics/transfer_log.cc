@@ -63,6 +63,14 @@ void append_field(std::string& out, std::string_view name, std::string_view valu
   out += ',';
 }
 
+void append_field(std::string& out, std::string_view name, std::optional<std::uint64_t> value) {
+  if (!value) return;
+  append_string(out, name);
+  out += ':';
+  append_number(out, *value);
+  out += ',';
+}
+
 }  // namespace
 
 void Timeline::note(const char* name, Instant at) {
@@ -77,13 +85,11 @@ void append_json(std::string& out, const TransferRecord& record) {
   append_field(out, "role", record.role);
   append_field(out, "peer", record.peer);
   append_field(out, "outcome", record.outcome);
-  out += "\"bytes\":";
-  append_number(out, record.bytes);
-  out += ",\"tokens\":";
-  append_number(out, record.tokens);
+  append_field(out, "bytes", record.bytes);
+  append_field(out, "tokens", record.tokens);
   const Timeline& points = record.timeline;
   const Instant start = points.empty() ? Instant{} : std::ranges::min(points, {}, &TimelinePoint::at).at;
-  out += ",\"start_boot_seconds\":";
+  out += "\"start_boot_seconds\":";
   append_seconds(out, start.time_since_epoch());
   out += ",\"timeline_seconds\":{";
   for (const TimelinePoint& point : points) {
@@ -93,6 +99,13 @@ void append_json(std::string& out, const TransferRecord& record) {
     append_seconds(out, point.at - start);
   }
   out += "}}";
+}
+
+void append_json(std::string& out, const Moment& now) {
+  out += "\"now_boot_seconds\":";
+  append_seconds(out, now.boot.time_since_epoch());
+  out += ",\"now_unix_seconds\":";
+  append_seconds(out, now.wall.time_since_epoch());
 }
 
 std::uint64_t TransferLog::add(TransferRecord record) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,8 +20,8 @@ struct TimelinePoint {
   Instant at{};
 };
 
-// A consumer has registered, delivered, seen_by_engine and, as times before delivered that the producer told, its
-// offered, matched, first_post and last_post; a producer has offered, matched, first_post, last_post, completed.
+// Of a consumer rank: received, registered, delivered, seen_by_engine and, as times before delivered that the producer
+// told, its offered, matched, first_post and last_post. All others have fewer.
 inline constexpr std::size_t kTimelinePointsMax = 8;
 
 // The points of one transfer in order of noting.
@@ -39,30 +41,40 @@ class Timeline {
   std::size_t count_ = 0;
 };
 
-// What became of one transfer on one rank.
+// What became of one transfer on one rank, in an engine's scheduler, or in a router.
 struct TransferRecord {
   TransferId transfer_id;
-  std::string request;       // the engine's name of the request, for people
-  const char* role = "";     // "producer" or "consumer"
-  std::string peer;          // engine id and rank of the other side
-  std::string_view outcome;  // "delivered" or an error_name; a live transfer's state. A string literal
-  std::uint64_t bytes = 0;
-  std::uint64_t tokens = 0;
+  std::string request;       // its name there, for people
+  const char* role = "";     // "producer", "consumer" or "router"
+  std::string peer;          // the other side
+  std::string_view outcome;  // how it ended; a live transfer's state. A string literal
+  std::optional<std::uint64_t> bytes{};
+  std::optional<std::uint64_t> tokens{};
   Timeline timeline;
 };
 
 // Appends the record as a JSON object, as docs/directory.md describes it. Agents render live transfers with it too.
 void append_json(std::string& out, const TransferRecord& record);
 
+// One moment on both clocks of a machine. Timelines are on the first, whose zero each machine has for itself; the
+// second is the same everywhere, as far as the machines' clocks are set.
+struct Moment {
+  Instant boot{};
+  std::chrono::system_clock::time_point wall{};
+};
+
+// Appends `"now_boot_seconds":1.000000,"now_unix_seconds":2.000000`: with it readers put the timelines of several
+// machines on one axis.
+void append_json(std::string& out, const Moment& now);
+
 // Enough that a person who looks minutes after a failure still finds it; about 100 KiB.
 inline constexpr std::size_t kTransferRecordsMax = 256;
 
-// The last transfers of a rank that ended.
+// The last transfers that ended.
 //
 // Job: keeps the newest kTransferRecordsMax records, oldest first; renders them.
 // Not here: live transfers.
-// Owner: Agent.
-// Thread: agent role.
+// Thread: value type.
 class TransferLog {
  public:
   // Names the record for note().

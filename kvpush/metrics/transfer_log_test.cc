@@ -46,6 +46,23 @@ TEST(TransferRecord, NeedsNoTimeline) {
   EXPECT_THAT(json_of(record_named("t-1")), HasSubstr(R"("start_boot_seconds":0.000000,"timeline_seconds":{}})"));
 }
 
+TEST(TransferRecord, LeavesOutWhatItsMakerDoesNotCount) {
+  TransferRecord record = record_named("t-1");
+  record.bytes.reset();
+  record.tokens.reset();
+
+  EXPECT_THAT(json_of(record), HasSubstr(R"("outcome":"delivered","start_boot_seconds":0.000000)"));
+}
+
+TEST(Moment, IsTwoFieldsOfSeconds) {
+  std::string out;
+
+  append_json(out, Moment{.boot = kStart + milliseconds(250),
+                          .wall = std::chrono::system_clock::time_point{std::chrono::seconds(1'700'000'000)}});
+
+  EXPECT_EQ(out, R"("now_boot_seconds":100.250000,"now_unix_seconds":1700000000.000000)");
+}
+
 TEST(TransferRecord, StaysJsonWhateverBytesAnIdHas) {
   EXPECT_THAT(json_of(record_named("a\"b\\c\n\x01")), HasSubstr(R"("a\"b\\c\u000a\u0001")"));
   EXPECT_THAT(json_of(record_named("gr\xc3\xbc\xc3\x9f \xf0\x9f\x9a\x80")),

@@ -37,6 +37,19 @@ std::string_view role_name(Role role) {
   return role == Role::kPrefill ? "prefill" : "decode";
 }
 
+std::string_view outcome_name(RequestOutcome outcome) {
+  switch (outcome) {
+    case RequestOutcome::kOk: return "ok";
+    case RequestOutcome::kRefused: return "refused";
+    case RequestOutcome::kFull: return "full";
+    case RequestOutcome::kPrefillFailed: return "prefill_failed";
+    case RequestOutcome::kDecodeFailed: return "decode_failed";
+    case RequestOutcome::kBroken: return "broken";
+    case RequestOutcome::kClientGone: return "client_gone";
+  }
+  return "";
+}
+
 Exchange::Exchange(HttpClient& client, std::string request_id, HttpResponder responder, ExchangeEvents events)
     : client_(client),
       request_id_(std::move(request_id)),

@@ -27,6 +27,7 @@ enum class RequestOutcome : std::uint8_t {
   kBroken,         // decode failed in the middle of its answer: the client saw it end early
   kClientGone,
 };
+std::string_view outcome_name(RequestOutcome outcome);
 
 // What an exchange tells about itself while it runs.
 struct ExchangeEvents {

@@ -11,19 +11,6 @@ std::string api_name(Api api) {
   return api == Api::kChat ? "chat_completions" : "completions";
 }
 
-std::string outcome_name(RequestOutcome outcome) {
-  switch (outcome) {
-    case RequestOutcome::kOk: return "ok";
-    case RequestOutcome::kRefused: return "refused";
-    case RequestOutcome::kFull: return "full";
-    case RequestOutcome::kPrefillFailed: return "prefill_failed";
-    case RequestOutcome::kDecodeFailed: return "decode_failed";
-    case RequestOutcome::kBroken: return "broken";
-    case RequestOutcome::kClientGone: return "client_gone";
-  }
-  return "";
-}
-
 std::string outcome_name(LegOutcome outcome) {
   switch (outcome) {
     case LegOutcome::kOk: return "ok";
@@ -46,7 +33,7 @@ Histogram& request_seconds(Registry& registry, Api api) {
 
 Counter& requests(Registry& registry, Api api, RequestOutcome outcome) {
   return registry.counter("kvpush_router_requests_total", "Requests of clients that have ended, by outcome.",
-                          {{"endpoint", api_name(api)}, {"outcome", outcome_name(outcome)}});
+                          {{"endpoint", api_name(api)}, {"outcome", std::string(outcome_name(outcome))}});
 }
 
 Counter& legs(Registry& registry, Role role, LegOutcome outcome) {

@@ -8,6 +8,7 @@
 
 #include "kvpush/http/client.h"
 #include "kvpush/http/server.h"
+#include "kvpush/metrics/transfer_log.h"
 #include "kvpush/router/answer.h"
 #include "kvpush/router/exchange.h"
 #include "kvpush/router/legs.h"
@@ -68,13 +69,19 @@ class Router::Impl {
 
  private:
   struct Health;
+  struct InFlight {
+    std::unique_ptr<Exchange> exchange;
+    TransferRecord record;
+  };
 
   void on_request(Api api, const HttpRequest& request, HttpResponder responder);
   LegCalls leg_calls(Api api, const HttpRequest& request, Legs legs, ServerPair servers,
                      const std::string& request_id) const;
-  ExchangeEvents events(Api api, std::uint64_t number);
+  ExchangeEvents events(Api api, std::uint64_t number, Instant arrived);
+  void note(std::uint64_t number, const char* point);
   void on_models(const HttpRequest& request, HttpResponder responder);
   void on_health(HttpResponder responder);
+  std::string transfers() const;
 
   const RouterOptions options_;
   const RouterWorld world_;
@@ -85,7 +92,8 @@ class Router::Impl {
   HttpRoutes routes_;
   std::unique_ptr<HttpServer> server_;
   // In flight. An exchange may outlive its client's answer, by the end of its prefill leg.
-  std::map<std::uint64_t, std::unique_ptr<Exchange>> exchanges_;
+  std::map<std::uint64_t, InFlight> exchanges_;
+  TransferLog ended_;
   std::uint64_t last_exchange_ = 0;
   std::size_t waiting_clients_ = 0;
 };
@@ -136,6 +144,8 @@ Result<void> Router::Impl::listen(boost::asio::io_context& io) {
   routes_.add("GET", "/metrics", [this](const HttpRequest&, HttpResponder responder) {
     responder.reply({.content_type = std::string(kMetricsContentType), .body = metrics_.render()});
   });
+  routes_.add("GET", "/kvpush/v1/transfers",
+              [this](const HttpRequest&, HttpResponder responder) { responder.reply({.body = transfers()}); });
   auto server = HttpServer::open(io, server_options(options_), [this](HttpRequest request, HttpResponder responder) {
     routes_.dispatch(std::move(request), std::move(responder));
   });
@@ -151,6 +161,7 @@ void Router::Impl::on_request(Api api, const HttpRequest& request, HttpResponder
     full.headers.add("Retry-After", "1");
     return responder.reply(std::move(full));
   }
+  const Instant arrived = world_.now();
   const ServerPair servers = policy_.next();
   const TransferId transfer = make_transfer_id(world_.entropy(), world_.entropy());
   auto legs = make_legs(api, request.body, transfer, options_.prefill[servers.prefill].directory);
@@ -160,11 +171,20 @@ void Router::Impl::on_request(Api api, const HttpRequest& request, HttpResponder
   }
   const std::string request_id(request.headers.find("X-Request-Id").value_or(transfer));
   const std::uint64_t number = ++last_exchange_;
-  auto exchange = std::make_unique<Exchange>(client_, request_id, std::move(responder), events(api, number));
+  TransferRecord record{
+      .transfer_id = transfer,
+      .request = request_id,
+      .role = "router",
+      .peer = to_string(options_.prefill[servers.prefill].directory) + " " + to_string(options_.decode[servers.decode]),
+      .outcome = "in_flight",
+      .timeline = {}};
+  record.timeline.note("arrived", arrived);
+  auto exchange = std::make_unique<Exchange>(client_, request_id, std::move(responder), events(api, number, arrived));
   ++waiting_clients_;
   metrics_.request_started();
   exchange->start(leg_calls(api, request, *std::move(legs), servers, request_id));
-  exchanges_.emplace(number, std::move(exchange));
+  record.timeline.note("legs_sent", world_.now());
+  exchanges_.emplace(number, InFlight{std::move(exchange), std::move(record)});
 }
 
 LegCalls Router::Impl::leg_calls(Api api, const HttpRequest& request, Legs legs, ServerPair servers,
@@ -184,16 +204,45 @@ LegCalls Router::Impl::leg_calls(Api api, const HttpRequest& request, Legs legs,
   return calls;
 }
 
-ExchangeEvents Router::Impl::events(Api api, std::uint64_t number) {
-  const Instant arrived = world_.now();
-  return {.on_leg_end = [this](Role role, LegOutcome outcome) { metrics_.leg_ended(role, outcome); },
-          .on_first_byte = [this, api, arrived] { metrics_.first_byte(api, world_.now() - arrived); },
+ExchangeEvents Router::Impl::events(Api api, std::uint64_t number, Instant arrived) {
+  return {.on_leg_end =
+              [this, number](Role role, LegOutcome outcome) {
+                metrics_.leg_ended(role, outcome);
+                if (role == Role::kPrefill && outcome == LegOutcome::kOk) note(number, "prefill_answered");
+              },
+          .on_first_byte =
+              [this, api, number, arrived] {
+                metrics_.first_byte(api, world_.now() - arrived);
+                note(number, "first_byte");
+              },
           .on_answered =
-              [this, api, arrived](RequestOutcome outcome) {
+              [this, api, number, arrived](RequestOutcome outcome) {
                 --waiting_clients_;
                 metrics_.request_ended(api, outcome, world_.now() - arrived);
+                note(number, "answered");
+                exchanges_.at(number).record.outcome = outcome_name(outcome);
               },
-          .on_end = [this, number] { exchanges_.erase(number); }};
+          .on_end =
+              [this, number] {
+                auto ended = exchanges_.extract(number);
+                ended_.add(std::move(ended.mapped().record));
+              }};
+}
+
+void Router::Impl::note(std::uint64_t number, const char* point) {
+  exchanges_.at(number).record.timeline.note(point, world_.now());
+}
+
+std::string Router::Impl::transfers() const {
+  std::string text = "{";
+  append_json(text, Moment{world_.now(), world_.wall_clock()});
+  text += ",\"live\":[";
+  bool first = true;
+  for (const auto& [number, in_flight] : exchanges_) {
+    if (!std::exchange(first, false)) text += ',';
+    append_json(text, in_flight.record);
+  }
+  return text.append("],\"ended\":").append(ended_.to_json()) += '}';
 }
 
 void Router::Impl::on_models(const HttpRequest& request, HttpResponder responder) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,11 +36,14 @@ struct RouterOptions {
 struct RouterWorld {
   Instant (*now)() = nullptr;
   std::uint64_t (*entropy)() = nullptr;
+  // What other machines' clocks say too; only told to readers of timelines.
+  std::chrono::system_clock::time_point (*wall_clock)() = std::chrono::system_clock::now;
 };
 
 // One OpenAI address in front of prefill and decode servers.
 //
-// Job: checks a request, chooses a server of each kind, runs the exchange; answers models, health and metrics.
+// Job: checks a request, chooses a server of each kind, runs the exchange; answers models, health,
+//      metrics and what became of the last requests.
 //      docs/router.md describes what clients see.
 // Not here: the loop and the signals.
 // Owner: whoever owns the io_context; destroyed before it. Destroying drops what is in flight.
