@@ -1,4 +1,4 @@
-from kvpush.types import Command, Plane
+from kvpush.types import Command, Plane, Scheduled
 
 class Agent:
     """Runs the transfers of one rank on a thread of its own, which never takes the GIL."""
@@ -31,8 +31,8 @@ class Agent:
         Raises Error "stopped", or TypeError and ValueError for values that are no commands.
         """
 
-    def take_events(self) -> list[tuple[str, str, str | None]]:
-        """The events so far, as (kind, request, error): the fields of `types.Event`."""
+    def take_events(self) -> list[tuple[str, str, str | None, int, float]]:
+        """The events so far, as tuples of the fields of `types.Event`."""
 
     @property
     def event_fd(self) -> int:
@@ -55,6 +55,9 @@ class DirectoryServer:
     def port(self) -> int: ...
     def set_ranks(self, documents: list[str]) -> None:
         """The documents of all ranks. Raises Error "bad_message" if they are not the ranks of one engine."""
+
+    def add(self, scheduled: Scheduled) -> None:
+        """Keeps it for /kvpush/v1/transfers. Raises TypeError and ValueError for what is none."""
 
     def stop(self) -> None:
         """Closes every connection and ends the thread."""

@@ -70,11 +70,37 @@ Command = Receive | Abandon | Decline | Send | Cancel | Withdraw
 
 
 class Event(NamedTuple):
-    """The end of a Receive or a Send: each has exactly one. `error` is None, or the name of an error code."""
+    """The end of a Receive or a Send: each has exactly one.
+
+    `error` is None, or the name of an error code. `bytes` were delivered, within `seconds` after registration and
+    computed prompt had met; both are 0 after an error.
+    """
 
     kind: Literal["receive", "send"]
     request: str
     error: str | None
+    bytes: int
+    seconds: float
+
+
+class Scheduled(NamedTuple):
+    """What the scheduler saw of a request whose KV is transferred: kvpush/directory/server.h has the same fields.
+
+    Times are seconds of CLOCK_BOOTTIME; None where it did not come to that. A consumer's `host` and `port` name the
+    producer's directory.
+    """
+
+    side: Literal["producer", "consumer"]
+    transfer_id: str
+    request: str
+    tokens: int
+    arrived: float
+    host: str = ""
+    port: int = 0
+    admitted: float | None = None
+    computed: float | None = None
+    reported: float | None = None
+    first_step: float | None = None
 
 
 class Plane(NamedTuple):

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -94,9 +95,45 @@ Plane to_plane(nb::handle plane) {
           .inner_bytes = u64("inner_bytes")};
 }
 
+Scheduled::Side to_side(const std::string& name) {
+  if (name == "producer") return Scheduled::Side::kProducer;
+  if (name == "consumer") return Scheduled::Side::kConsumer;
+  throw nb::value_error(("no side of a transfer: " + name).c_str());
+}
+
+Instant to_instant(nb::handle seconds, const char* what) {
+  return Instant{std::chrono::duration_cast<Duration>(std::chrono::duration<double>(to<double>(seconds, what)))};
+}
+
+std::optional<Instant> instant_or_none(nb::handle object, const char* name) {
+  const nb::object seconds = object.attr(name);
+  if (seconds.is_none()) return std::nullopt;
+  return to_instant(seconds, name);
+}
+
+double to_seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 nb::object name_or_none(std::optional<ErrorCode> error) {
   if (!error) return nb::none();
   return nb::cast(std::string(error_name(*error)));
+}
+
+// What kvpush.types.Event calls `seconds`.
+double seconds_of(const ReceiveEnded& ended) {
+  return to_seconds(ended.times.producer.since_matched);
+}
+double seconds_of(const SendEnded& ended) {
+  const SendingTimes& times = ended.times;
+  return times.matched && times.completed ? to_seconds(*times.completed - *times.matched) : 0;
+}
+
+template <class Ended>
+nb::tuple to_tuple(const char* kind, const Ended& ended) {
+  const nb::object error = name_or_none(ended.error);
+  if (ended.error) return nb::make_tuple(kind, ended.request, error, 0, 0.0);
+  return nb::make_tuple(kind, ended.request, error, ended.bytes, seconds_of(ended));
 }
 
 }  // namespace
@@ -131,13 +168,24 @@ std::vector<MemoryRange> to_regions(const nb::list& regions) {
   return converted;
 }
 
+Scheduled to_scheduled(nb::handle scheduled) {
+  return {.side = to_side(field<std::string>(scheduled, "side")),
+          .transfer_id = field<std::string>(scheduled, "transfer_id"),
+          .request = field<std::string>(scheduled, "request"),
+          .tokens = field<std::uint64_t>(scheduled, "tokens"),
+          .producer = producer_of(scheduled),
+          .arrived = to_instant(scheduled.attr("arrived"), "arrived"),
+          .admitted = instant_or_none(scheduled, "admitted"),
+          .computed = instant_or_none(scheduled, "computed"),
+          .reported = instant_or_none(scheduled, "reported"),
+          .first_step = instant_or_none(scheduled, "first_step")};
+}
+
 nb::list to_python(const std::vector<EngineEvent>& events) {
   nb::list converted;
   for (const EngineEvent& event : events) {
     const char* kind = std::holds_alternative<ReceiveEnded>(event) ? "receive" : "send";
-    std::visit(
-        [&](const auto& ended) { converted.append(nb::make_tuple(kind, ended.request, name_or_none(ended.error))); },
-        event);
+    converted.append(std::visit([kind](const auto& ended) { return to_tuple(kind, ended); }, event));
   }
   return converted;
 }

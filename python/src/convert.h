@@ -9,6 +9,7 @@
 
 #include "kvpush/agent/agent.h"
 #include "kvpush/base/error.h"
+#include "kvpush/directory/server.h"
 #include "kvpush/layout/layout.h"
 
 namespace kvpush::python {
@@ -30,7 +31,9 @@ std::vector<Command> to_commands(const nanobind::list& commands);
 RankLayout to_layout(const nanobind::list& planes);
 std::vector<MemoryRange> to_regions(const nanobind::list& regions);
 
-// (kind, request, error or None), the fields of kvpush.types.Event.
+Scheduled to_scheduled(nanobind::handle scheduled);
+
+// Tuples of the fields of kvpush.types.Event.
 nanobind::list to_python(const std::vector<EngineEvent>& events);
 
 }  // namespace kvpush::python

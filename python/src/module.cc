@@ -113,6 +113,7 @@ class PythonDirectory {
 
   std::uint16_t port() const { return server_->port(); }
   void set_ranks(const std::vector<std::string>& documents) { value_or_raise(server_->set_ranks(documents)); }
+  void add(nb::handle scheduled) { server_->add(to_scheduled(scheduled)); }
   void stop() {
     const nb::gil_scoped_release without_gil;
     server_->stop();
@@ -139,6 +140,7 @@ NB_MODULE(_native, module) {
       .def_static("open", &PythonDirectory::open, "host"_a, "port"_a)
       .def_prop_ro("port", &PythonDirectory::port)
       .def("set_ranks", &PythonDirectory::set_ranks, "documents"_a)
+      .def("add", &PythonDirectory::add, "scheduled"_a)
       .def("stop", &PythonDirectory::stop);
 }
 

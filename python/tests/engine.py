@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpush.types import Abandon, Cancel, Command, Receive, Send
+from kvpush.types import Abandon, Cancel, Command, Receive, Scheduled, Send
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.scheduler import Engine, SchedulerHalf
 from kvpush.vllm.worker import Results, WorkerHalf
@@ -26,7 +26,7 @@ class FakeAgent:
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.live: dict[str, str] = {}
-        self.events: list[tuple[str, str, str | None]] = []
+        self.events: list[tuple[str, str, str | None, int, float]] = []
         self.waits: list[float] = []
         self.full = False
         self.slow = False
@@ -43,7 +43,7 @@ class FakeAgent:
                 self.end(command.request, "aborted")
         return True
 
-    def take_events(self) -> list[tuple[str, str, str | None]]:
+    def take_events(self) -> list[tuple[str, str, str | None, int, float]]:
         events, self.events = self.events, []
         return events
 
@@ -52,7 +52,8 @@ class FakeAgent:
         return bool(self.events)
 
     def end(self, request: str, error: str | None = None) -> None:
-        self.events.append((self.live.pop(request), request, error))
+        moved = (0, 0.0) if error else (4096, 0.25)
+        self.events.append((self.live.pop(request), request, error, *moved))
 
     def told(self, kind: type) -> list[Any]:
         return [command for command in self.commands if isinstance(command, kind)]
@@ -81,7 +82,11 @@ class FakeEngine:
     def __init__(self, *, depth: int = 1, recompute: bool = False, blocks: int = 1000, unit: int = 1) -> None:
         ids = iter(range(10**6))
         engine = Engine("10.0.0.1", 4711, produces=True, consumes=True, unit_tokens=unit)
-        self.half = SchedulerHalf(engine, make_id=lambda: f"made-{next(ids)}")
+        self.told: list[Scheduled] = []
+        self.clock = 100.0  # a second later each time the scheduler half reads it
+        self.half = SchedulerHalf(
+            engine, make_id=lambda: f"made-{next(ids)}", tell=self.told.append, clock=self._read_clock
+        )
         self.agent = FakeAgent()
         self.worker = WorkerHalf(self.agent, idle_wait_s=0.001)
         self.requests: dict[str, Request] = {}
@@ -175,7 +180,7 @@ class FakeEngine:
                     self._finish(request, "stopped", keep=False)
         for request in errors:
             self._finish(request, "error", keep=request.id not in self.received)
-        self.half.reported(results.sent)
+        self.half.reported(results.sent, results.received)
         for id in results.received:
             assert id in self.requests, f"{id} is reported as received but unknown: this ends vLLM"
             request = self.requests[id]
@@ -190,6 +195,10 @@ class FakeEngine:
             self._free(self.requests[id])
 
     # Inside.
+
+    def _read_clock(self) -> float:
+        self.clock += 1
+        return self.clock
 
     def _schedule_running(self, request: Request, scheduled: dict[str, int]) -> None:
         tokens = min(request.prompt + request.generated - request.computed, self.chunk)

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.request import RequestStatus
 
-from kvpush import Error
+from kvpush import Error, trace
 from kvpush.vllm import register
 from kvpush.vllm.layout import Unsupported
 
@@ -157,6 +157,58 @@ def test_a_prompt_goes_from_prefill_to_decode(engines):
         expected = before[name]
         expected[5], expected[7] = prefill.caches[name][1], prefill.caches[name][6]
         assert torch.equal(decode.caches[name].view(torch.int16), expected.view(torch.int16))
+
+
+def transfer(prefill, decode):
+    """One prompt of 70 tokens from `prefill` to `decode`, up to the step in which decode goes on."""
+    leg = request("p", 70, {"do_remote_decode": True}, RequestStatus.FINISHED_LENGTH_CAPPED, computed=70)
+    prefill.scheduler.on_new_request(leg)
+    prefill.scheduler.update_state_after_alloc(leg, blocks(3, 1, 6), 0)
+    _, params = prefill.scheduler.request_finished_all_groups(leg, ([3, 1, 6],))
+    prefill.step()
+    waiting = request("d", 70, params)
+    decode.scheduler.on_new_request(waiting)
+    decode.scheduler.get_num_new_matched_tokens(waiting, 0)
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2, 5, 7), 69)
+    decode.step_until(lambda results: results.finished_recving)
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2, 5, 7), 0)
+    prefill.step_until(lambda results: results.finished_sending)
+
+
+def test_vllm_gets_statistics_of_a_transfer_once(engines):
+    prefill, decode = engines
+    assert prefill.worker.get_kv_connector_stats() is None
+
+    transfer(prefill, decode)
+
+    for engine, title in ((prefill, "Sent"), (decode, "Received")):
+        summary = engine.worker.get_kv_connector_stats().reduce()
+        assert summary[f"{title} transfers"] == 1
+        assert 0 < summary[f"{title} avg time (ms)"] < 1000 * LIMIT_S
+        assert engine.worker.get_kv_connector_stats() is None
+        assert engine.scheduler.get_kv_connector_stats() is None
+
+
+def test_both_directories_know_when_the_schedulers_saw_the_transfer(engines):
+    prefill, decode = engines
+    transfer(prefill, decode)
+
+    found = trace.join(
+        record
+        for engine in engines
+        for record in trace.fetch(f"127.0.0.1:{engine.scheduler._directory.port}").records()
+    )
+
+    (one,) = found
+    assert sorted((record.role, record.part) for record in one.records) == [
+        ("consumer", "rank 0"),
+        ("consumer", "scheduler"),
+        ("producer", "rank 0"),
+        ("producer", "scheduler"),
+    ]
+    unknown = {phase.name for phase in trace.PATH_PHASES if one.seconds(phase) is None}
+    assert unknown == {"router to prefill", "first step to first byte"}, "there is no router here"
+    assert 0 < one.at(trace.D, "first_step") - one.at(trace.P, "prefill_end") < LIMIT_S
 
 
 def test_a_request_whose_prefill_was_aborted_fails(engines):

@@ -466,9 +466,9 @@ def test_events_that_nobody_announced_are_counted_and_not_reported():
     engine = FakeEngine()
     engine.add("d", 100, decode_params())
     engine.step()
-    engine.agent.events = [("receive", "stranger", None), ("send", "d", None)]
+    engine.agent.events = [("receive", "stranger", None, 0, 0.0), ("send", "d", None, 0, 0.0)]
     engine.agent.end("d")
-    engine.agent.events.append(("receive", "d", None))
+    engine.agent.events.append(("receive", "d", None, 0, 0.0))
     engine.run()
 
     assert engine.worker.counts["unexpected_events"] == 3

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvpush import Agent, DirectoryServer, Error
-from kvpush.types import ABSENT, Abandon, Decline, Plane, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, Decline, Event, Plane, Receive, Send, Withdraw
 
 LAYERS, BLOCKS, HEADS, SLOTS, ROW = 2, 10, 2, 16, 32
 LIMIT_S = 10.0
@@ -33,7 +33,7 @@ class Rank:
         )
         self.directory = DirectoryServer.open("127.0.0.1", 0)
         self.directory.set_ranks([self.agent.document])
-        self.events: dict[str, str | None] = {}
+        self.events: dict[str, Event] = {}
 
     def _plane(self, layer: int, dtype: str) -> Plane:
         cache = self.cache[layer]
@@ -60,11 +60,11 @@ class Rank:
         deadline = time.monotonic() + LIMIT_S
         while request not in self.events and time.monotonic() < deadline:
             self.agent.wait(0.1)
-            for _, ended, error in self.agent.take_events():
-                assert ended not in self.events, "one event for each request"
-                self.events[ended] = error
+            for event in map(Event._make, self.agent.take_events()):
+                assert event.request not in self.events, "one event for each request"
+                self.events[event.request] = event
         assert request in self.events, f"no event for {request} within {LIMIT_S} s"
-        return self.events[request]
+        return self.events[request].error
 
     def stop(self) -> None:
         self.agent.stop(LIMIT_S)
@@ -110,6 +110,26 @@ def test_the_bytes_of_a_prompt_arrive_and_nothing_else_changes(pair, decode_firs
     assert prefill.event("p") is None
     assert torch.equal(decode.cache, expected)
     assert torch.equal(prefill.cache, before)
+
+
+def test_an_event_says_what_was_moved_and_how_long_it_took(pair):
+    prefill, decode = pair
+    prefill.agent.submit([Send("p", "t", 32, ids(1, 6))])
+    decode.agent.submit([receive(prefill, "d", "t", 0, 32, ids(2, 5))])
+
+    for rank, request, kind in ((decode, "d", "receive"), (prefill, "p", "send")):
+        rank.event(request)
+        event = rank.events[request]
+        assert (event.kind, event.bytes) == (kind, 2 * LAYERS * HEADS * SLOTS * ROW)
+        assert 0 < event.seconds < LIMIT_S
+
+
+def test_an_event_of_a_failed_receive_has_moved_nothing(pair):
+    prefill, decode = pair
+    decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(1))])
+    prefill.agent.submit([Withdraw("t")])
+    assert decode.event("d") == "aborted"
+    assert (decode.events["d"].bytes, decode.events["d"].seconds) == (0, 0.0)
 
 
 def test_many_transfers_at_once_end_once_each(pair):

@@ -25,6 +25,7 @@ from kvpush.vllm import layout
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.options import Options, check_supported
 from kvpush.vllm.scheduler import Engine, SchedulerHalf
+from kvpush.vllm.stats import PromMetrics, Stats
 from kvpush.vllm.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
                 consumes=transfer.is_kv_consumer,
                 unit_tokens=layout.unit_tokens(kv_cache_config),
             )
-            self._scheduler = SchedulerHalf(engine)
+            self._scheduler = SchedulerHalf(engine, tell=self._directory.add)
         atexit.register(self.shutdown)
 
     def shutdown(self) -> None:
@@ -100,7 +101,7 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.take_step(scheduler_output.total_num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self._scheduler.reported(connector_output.finished_sending or ())
+        self._scheduler.reported(connector_output.finished_sending or (), connector_output.finished_recving or ())
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -145,6 +146,21 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self._worker.poll()
         return results.sent, results.received
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Asked of both halves after each step; the workers know all that there is to tell."""
+        if self._agent is None:
+            return None
+        stats = Stats(self._worker.take_tally()._asdict())
+        return None if stats.is_empty() else stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        return Stats(data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *arguments: Any) -> PromMetrics:
+        return PromMetrics(*arguments)
 
     # Nothing happens layer by layer.
 

@@ -1,14 +1,15 @@
 """The scheduler half: what each request means for the agents.
 
-Pure: no vLLM, no agent, no clock. `connector.py` calls it from vLLM's scheduler hooks, in the order that vLLM
-documents; tests call it in that order and in wrong ones. No value that a client controls makes it raise, since that
-would end the engine.
+Pure: no vLLM, no agent; its clock is an argument. `connector.py` calls it from vLLM's scheduler hooks, in the order
+that vLLM documents; tests call it in that order and in wrong ones. No value that a client controls makes it raise,
+since that would end the engine.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpush.types import ABSENT, Abandon, BlockTables, Command, Decline, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, BlockTables, Command, Decline, Receive, Scheduled, Send, Withdraw
 from kvpush.vllm import params as transfer_params
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.params import BadParams, DecodeLeg, PrefillLeg
@@ -45,17 +46,22 @@ class Decode:
     leg: DecodeLeg | None
     prompt_tokens: int
     first_sample: str | None
+    arrived: float
     state: State = State.NEW
     cached_tokens: int = 0
+    admitted: float | None = None
+    reported: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prefill:
     """A request whose KV goes elsewhere; `made_id` is what the client must be told."""
 
     transfer_id: str
     prompt_tokens: int
     call_id: str
+    arrived: float
+    admitted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,23 @@ class Engine:
 
 
 class SchedulerHalf:
-    """Follows each request from its arrival to its end, and collects commands for the next step."""
+    """Follows each request from its arrival to its end, and collects commands for the next step.
 
-    def __init__(self, engine: Engine, make_id: Callable[[], str] = lambda: uuid.uuid4().hex) -> None:
+    What it saw of a leg goes to `tell`, once: when the leg's part of the transfer is over, or its request is.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        make_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        tell: Callable[[Scheduled], None] = lambda scheduled: None,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._engine = engine
         self._make_id = make_id
+        self._tell = tell
+        self._clock = clock
         self._made_ids: OrderedDict[str, str] = OrderedDict()
         self._decodes: dict[str, Decode] = {}
         self._prefills: dict[str, Prefill] = {}
@@ -101,7 +118,7 @@ class SchedulerHalf:
         except BadParams as bad:
             self._count("bad_params", request, str(bad))
             if transfer_params.wants_remote_prefill(params):
-                self._decodes[request] = Decode(None, prompt_tokens, None)
+                self._decodes[request] = Decode(None, prompt_tokens, None, self._clock())
 
     def tokens_to_receive(self, request: str, cached_tokens: int) -> tuple[int | None, bool]:
         """get_num_new_matched_tokens: how many tokens beyond the cached ones will come, and whether asynchronously.
@@ -120,12 +137,19 @@ class SchedulerHalf:
         return (wanted, True) if wanted > 0 else (0, False)
 
     def allocated(self, request: str, block_ids: Sequence[Sequence[int]], tokens: int) -> None:
-        """update_state_after_alloc: all blocks of the request, by group, and how many tokens shall come."""
+        """update_state_after_alloc: all blocks of the request, by group, and how many tokens shall come.
+
+        After a load it is called again, with 0 tokens, by the step that the request is then part of.
+        """
+        prefill = self._prefills.get(request)
+        if prefill is not None and prefill.admitted is None:
+            prefill.admitted = self._clock()
         decode = self._decodes.get(request)
         if decode is None:
             return
         if decode.state is State.NEW and tokens > 0:
             decode.state = State.RECEIVING
+            decode.admitted = self._clock()
             if decode.leg is None:
                 self._refused.append(request)
             else:
@@ -133,6 +157,8 @@ class SchedulerHalf:
             return
         if decode.state is State.NEW:
             self._decline(request, decode)
+        elif decode.state is State.RECEIVING:
+            self._tell_decode(request, decode, first_step=self._clock())
         decode.state = State.LOCAL
 
     def finished(
@@ -146,6 +172,7 @@ class SchedulerHalf:
         prefill = self._prefills.pop(request, None)
         if prefill is None:
             return False, None
+        self._tell_prefill(request, prefill, complete)
         if not complete:
             self._transfers.pop(prefill.transfer_id)
             self._commands.append(Withdraw(prefill.transfer_id))
@@ -161,8 +188,12 @@ class SchedulerHalf:
             "remote_port": self._engine.port,
         }
 
-    def reported(self, sent: Iterable[str]) -> None:
+    def reported(self, sent: Iterable[str], received: Iterable[str]) -> None:
         """update_connector_output: all workers have reported these requests."""
+        for request in received:
+            decode = self._decodes.get(request)
+            if decode is not None:
+                decode.reported = self._clock()
         for request in sent:
             transfer_id = self._sending.pop(request, None)
             if transfer_id is not None:
@@ -192,13 +223,13 @@ class SchedulerHalf:
         first_sample = transfer_params.first_sample_of(request)
         if first_sample is not None:
             self._count("later_samples", request, "its prompt's KV comes with the first sample", logging.DEBUG)
-            self._decodes[request] = Decode(leg, prompt_tokens, first_sample)
+            self._decodes[request] = Decode(leg, prompt_tokens, first_sample, self._clock())
             return
         leg = DecodeLeg(transfer_params.transfer_of(leg.transfer_id, request), leg.host, leg.port)
         if leg in self._transfers:
             raise BadParams(f"request {self._transfers[leg]} of this engine receives that transfer")
         self._transfers[leg] = request
-        self._decodes[request] = Decode(leg, prompt_tokens, None)
+        self._decodes[request] = Decode(leg, prompt_tokens, None, self._clock())
 
     def _receive(
         self, request: str, decode: Decode, leg: DecodeLeg, block_ids: Sequence[Sequence[int]], tokens: int
@@ -223,6 +254,8 @@ class SchedulerHalf:
         elif decode.state is State.RECEIVING and decode.leg is not None:
             # vLLM keeps the blocks until the workers report the request, which they do when nothing can land any more.
             self._commands.append(Abandon(request))
+        if decode.state is not State.LOCAL:
+            self._tell_decode(request, decode)
 
     # Prefill legs.
 
@@ -237,7 +270,7 @@ class SchedulerHalf:
         if transfer_id in self._transfers:
             raise BadParams(f"request {self._transfers[transfer_id]} of this engine has that transfer_id")
         self._transfers[transfer_id] = request
-        self._prefills[request] = Prefill(transfer_id, prompt_tokens, call_id)
+        self._prefills[request] = Prefill(transfer_id, prompt_tokens, call_id, self._clock())
 
     def _made_id(self, request: str) -> str:
         """A transfer id for a call without one; the later prompts of a call share that of the first."""
@@ -251,6 +284,37 @@ class SchedulerHalf:
         return made
 
     # Both.
+
+    def _tell_decode(self, request: str, decode: Decode, first_step: float | None = None) -> None:
+        if decode.leg is None or decode.first_sample is not None:
+            return
+        self._tell(
+            Scheduled(
+                "consumer",
+                decode.leg.transfer_id,
+                request,
+                decode.prompt_tokens,
+                decode.arrived,
+                decode.leg.host,
+                decode.leg.port,
+                admitted=decode.admitted,
+                reported=decode.reported,
+                first_step=first_step,
+            )
+        )
+
+    def _tell_prefill(self, request: str, prefill: Prefill, complete: bool) -> None:
+        self._tell(
+            Scheduled(
+                "producer",
+                prefill.transfer_id,
+                request,
+                prefill.prompt_tokens,
+                prefill.arrived,
+                admitted=prefill.admitted,
+                computed=self._clock() if complete else None,
+            )
+        )
 
     def _whole_units(self, tokens: int) -> int:
         return -(-tokens // self._engine.unit_tokens) * self._engine.unit_tokens

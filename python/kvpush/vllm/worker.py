@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from typing import NamedTuple, Protocol
 
-from kvpush.types import Abandon, Cancel, Command, Receive, Send
+from kvpush.types import Abandon, Cancel, Command, Event, Receive, Send
 from kvpush.vllm.metadata import Step
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,20 @@ class AgentLike(Protocol):
     """The part of `kvpush.Agent` that is used here."""
 
     def submit(self, commands: list[Command]) -> bool: ...
-    def take_events(self) -> list[tuple[str, str, str | None]]: ...
+    def take_events(self) -> list[tuple[str, str, str | None, int, float]]: ...
     def wait(self, limit_s: float) -> bool: ...
+
+
+class Tally(NamedTuple):
+    """What ended since the last tally: (bytes, seconds) of each delivered transfer, the error's name of each failed.
+
+    The seconds are those of `types.Event`. A refused request counts as one that failed with "bad_params".
+    """
+
+    received: list[tuple[int, float]]
+    sent: list[tuple[int, float]]
+    receive_errors: list[str]
+    send_errors: list[str]
 
 
 class Results(NamedTuple):
@@ -46,6 +58,7 @@ class WorkerHalf:
         self._refused: set[str] = set()
         self._unsent: list[Command] = []  # a full agent takes them later
         self._idle = False
+        self._tally = Tally([], [], [], [])
 
     def begin(self, step: Step) -> None:
         """Before the step's forward pass: what it announces goes to the agent at once.
@@ -54,6 +67,7 @@ class WorkerHalf:
         """
         self._idle = step.idle
         self._refused.update(step.refused)
+        self._tally.receive_errors.extend("bad_params" for _ in step.refused)
         self._unsent += [command for command in step.commands if self._announce(command)]
         self._submit()
 
@@ -65,9 +79,14 @@ class WorkerHalf:
         self._idle = False
         results = Results(set(), self._refused, set(self._refused))
         self._refused = set()
-        for kind, request, error in self._agent.take_events():
-            self._end(results, kind, request, error)
+        for event in self._agent.take_events():
+            self._end(results, Event(*event))
         return results
+
+    def take_tally(self) -> Tally:
+        """Since the last call; bounded by what one step can end, as vLLM asks after each."""
+        tally, self._tally = self._tally, Tally([], [], [], [])
+        return tally
 
     def outstanding(self) -> int:
         """Requests announced and not yet reported."""
@@ -89,19 +108,28 @@ class WorkerHalf:
         while self._unsent and self._agent.submit(self._unsent[:COMMANDS_PER_CALL]):
             del self._unsent[:COMMANDS_PER_CALL]
 
-    def _end(self, results: Results, kind: str, request: str, error: str | None) -> None:
+    def _end(self, results: Results, event: Event) -> None:
+        kind, request, error = event.kind, event.request, event.error
         if self._announced.get(request) != kind:
             self._count("unexpected_events", request, f"a {kind} ended that was not announced; ignored")
             return
         del self._announced[request]
         if error is not None:
             self._count(f"{kind}_errors", request, f"{kind} ended with {error}")
+        self._add_to_tally(event)
         if kind == "send":
             results.sent.add(request)
             return
         results.received.add(request)
         if error is not None:
             results.failed.add(request)
+
+    def _add_to_tally(self, event: Event) -> None:
+        is_send = event.kind == "send"
+        if event.error is not None:
+            (self._tally.send_errors if is_send else self._tally.receive_errors).append(event.error)
+        else:
+            (self._tally.sent if is_send else self._tally.received).append((event.bytes, event.seconds))
 
     def _count(self, what: str, request: str, text: str) -> None:
         self.counts[what] += 1
