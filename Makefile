@@ -1,7 +1,7 @@
 # The commands of this project. Each is one script in tools/, which tells more with --help.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check-fast bench clean
+.PHONY: help demo serve test check-fast bench bench-peers clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,10 @@ check-fast: ## house rules, format and the C++ unit tests: before each commit
 
 bench: ## measure planning, posting, transports and an idle agent
 	@tools/bench.py
+
+bench-peers: ## compare with vLLM's own connectors (ARGS="--rotations 3": see bench/peers/compare.py --help)
+	@tools/setup
+	@.venv/bin/python bench/peers/compare.py $(ARGS)
 
 clean: ## remove what was built; what was installed stays
 	@rm -rf build/release build/dev build/tsan build/wheel build/check build/demo

@@ -22,9 +22,10 @@ target_compile_definitions(kvpush_flags INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_E
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(kvpush_flags INTERFACE -Wthread-safety)
 elseif(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # g++ 12 reports these inside libstdc++ and Boost where nothing is wrong.
+  # g++ 12 reports these inside libstdc++ and Boost where nothing is wrong, and the last one wherever sources are
+  # compiled as one.
   target_compile_options(kvpush_flags INTERFACE -Wno-maybe-uninitialized -Wno-restrict -Wno-array-bounds
-                         -Wno-stringop-overflow -Wno-stringop-overread -Wno-dangling-pointer)
+                         -Wno-stringop-overflow -Wno-stringop-overread -Wno-dangling-pointer -Wno-subobject-linkage)
 endif()
 if(KVPUSH_SANITIZE)
   add_compile_options(-fsanitize=${KVPUSH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

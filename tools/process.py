@@ -6,6 +6,7 @@ A child has a process group of its own and a log file. It is killed when the thr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -136,10 +137,19 @@ class Process:
                 heartbeat(tail(self.log, 1).strip()[:100])
         return None
 
+    def pause(self) -> None:
+        """Stops the whole process group where it is; it uses no CPU until resume()."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
+
     def stop(self) -> None:
-        """Ends the whole process group: asks first, then kills."""
+        """Ends the whole process group, paused or not: asks first, then kills."""
         if self.child is None:
             return
+        with contextlib.suppress(ProcessLookupError):
+            self.resume()
         for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, KILL_LIMIT_S)):
             try:
                 os.killpg(self.pid, number)

@@ -85,8 +85,8 @@ def story(words: int, seed: int) -> str:
 
 
 # Up to more than 2,000 tokens, many around the ends of blocks (128 tokens) and chunks (512) of these servers.
-_STORY_WORDS = (20, 25, 27, 30, 40, 50, 60, 75, 90, 100, 105, 110, 120, 150, 180, 210, 250, 300, 380, 420, 440, 520)
-_STORY_WORDS += (560, 700, 1800)
+_STORY_WORDS = (20, 25, 27, 30, 40, 50, 60, 75, 90, 100, 105, 110, 115, 120, 130, 140, 150, 180, 210, 215, 250, 300)
+_STORY_WORDS += (420, 440, 1800)
 STORIES = tuple(story(words, seed) for seed, words in enumerate(_STORY_WORDS))
 
 ALL = SHORT + STORIES

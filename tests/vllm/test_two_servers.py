@@ -14,8 +14,12 @@ import pytest
 import prompts
 import servers
 from deployment import TOKENS, Pair, Reference, ask_worker
+from kvpush import trace
 
 AT_ONCE = 8
+
+# For what does not depend on prefix caching.
+without_caching = pytest.mark.parametrize("running_pair", [False], ids=["plain"], indirect=True)
 
 
 def differences(got: dict[str, str], reference: Reference) -> list[str]:
@@ -133,6 +137,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(pair):
         )
 
 
+@without_caching
 @pytest.mark.parametrize(
     "params",
     [
@@ -189,6 +194,7 @@ def test_decode_that_waits_for_kv_uses_little_cpu(pair, record_property):
         assert share < 0.5
 
 
+@without_caching
 def test_the_engine_sees_a_delivery_at_once(pair, record_property):
     # One at a time: an engine that computes tokens of other requests takes events when that step has ended.
     texts = prompts.STORIES[6:18]  # longer than a block, so that something is pushed even when most is cached
@@ -205,7 +211,28 @@ def test_the_engine_sees_a_delivery_at_once(pair, record_property):
     p99_ms = late_ms[-1]  # nearest rank
     record_property("delivered_to_seen_p99_ms", p99_ms)
     print(
-        f"  delivered to seen by the engine, idle wait {'off' if pair.caching else 'on'}, {len(late_ms)} times: "
+        f"  delivered to seen by the engine, {len(late_ms)} times: "
         f"median {statistics.median(late_ms):.2f} ms, largest {p99_ms:.2f} ms"
     )
     assert statistics.median(late_ms) <= 3
+
+
+def test_vllm_counts_transfers_and_kvpush_traces_them(pair):
+    def counted() -> list[float]:
+        sides = ((pair.p, "producer"), (pair.d, "consumer"))
+        return [one.metric("vllm:kvpush_transfer_seconds_count", role=role) for one, role in sides]
+
+    expected = [count + 1 for count in counted()]
+    pair.complete(f"Where did the time go? {prompts.STORIES[7]}")
+    pair.wait_for_rest()
+    deadline = time.monotonic() + ARRIVAL_S  # of the last step's statistics at the front end
+    while counted() != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert counted() == expected
+    addresses = [f"{servers.HOST}:{pair.d.directory_port}", pair.router.url.removeprefix("http://")]
+    documents, missing = trace.gather(addresses)
+    assert missing == []
+    newest = trace.join(record for document in documents for record in document.records())[-1]
+    assert [phase.name for phase in trace.PATH_PHASES if newest.seconds(phase) is None] == []
+    assert newest.at(trace.P, "prefill_end") < newest.at(trace.D, "first_step")
