@@ -106,7 +106,7 @@ std::size_t AgentCore::turn(Instant now) {
   consumer_.tick(now, actions_);
   done += actions_.size();
   perform(now);
-  done += post(now);
+  done += post();
   done += poll(now);
   take_seen();
   return done;
@@ -226,9 +226,10 @@ void AgentCore::carry_out(const Send& command, Instant now) {
                  {.offered = now, .completed = now}});
 }
 
-std::size_t AgentCore::post(Instant now) {
+std::size_t AgentCore::post() {
   std::size_t posted = 0;
   while (posted < kTurnWorkMax) {
+    const Instant now = surroundings_.read_clock();
     const std::optional<Batch> batch = producer_.next_batch(now);
     if (!batch) break;
     const Result<void> written =

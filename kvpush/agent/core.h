@@ -32,7 +32,7 @@ Result<Transports> open_transports(std::span<const TransportFactory> factories, 
 // Both protocol machines of a rank with what they act on.
 //
 // Job: takes the engine's commands, carries out actions, posts batches and reports their ends.
-// Not here: the loop, sockets and the clock: AgentLoop calls in with the time.
+// Not here: the loop, sockets and the clock: AgentLoop calls in with the time, and lends the clock for posting.
 // Owner: AgentLoop.
 // Thread: agent role.
 class AgentCore {
@@ -41,6 +41,7 @@ class AgentCore {
     Exchange& exchange;
     Control& control;
     std::function<void(const Endpoint& directory)> resolve;  // answered by on_resolved(), later
+    std::function<Instant()> read_clock;  // before each batch is posted: the turn's time may be over by then
   };
   AgentCore(const RankName& self, const RankLayout& layout, Transports transports, ProtocolOptions options,
             Random random, Surroundings surroundings);
@@ -70,7 +71,7 @@ class AgentCore {
   std::size_t take_commands(Instant now) KVPUSH_ON(role_);
   void carry_out(const Receive& command, Instant now) KVPUSH_ON(role_);
   void carry_out(const Send& command, Instant now) KVPUSH_ON(role_);
-  std::size_t post(Instant now) KVPUSH_ON(role_);
+  std::size_t post() KVPUSH_ON(role_);
   std::size_t poll(Instant now) KVPUSH_ON(role_);
   void take_seen() KVPUSH_ON(role_);
   // Carries out what is in actions_, and what follows from it.

@@ -136,7 +136,7 @@ Result<void> Loop::start(const RankLayout& layout, const std::vector<MemoryRange
     });
   };
   core_.emplace(self, layout, std::move(*transports), options_.protocol, Random{read_entropy()},
-                AgentCore::Surroundings{exchange_, *control_, resolve});
+                AgentCore::Surroundings{exchange_, *control_, resolve, read_clock});
   watches_.push_back(std::make_unique<Watch>(context_, exchange_.command_fd(), [this] { wish_turn(); }));
   for (const int fd : core_->event_fds()) {
     KVPUSH_CHECK(fd >= 0, "each transport has a descriptor to wait for");

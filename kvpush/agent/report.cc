@@ -181,6 +181,9 @@ std::string Report::metrics(const Producer& producer, const Consumer& consumer, 
   follow("kvpush_sessions_refused_total", "Session starts that failed.", got.sessions_refused, as_consumer);
   follow("kvpush_sessions_lost_total", "Ready sessions that ended.", sent.sessions_lost, as_producer);
   follow("kvpush_sessions_lost_total", "Ready sessions that ended.", got.sessions_lost, as_consumer);
+  follow("kvpush_sessions_silent_total", "Sessions lost to silence.", sent.sessions_silent, as_producer);
+  follow("kvpush_sessions_silent_total", "Sessions lost to silence.", got.sessions_silent, as_consumer);
+  follow("kvpush_leases_expired_total", "Leases that ended while a batch waited.", sent.leases_expired);
   follow("kvpush_registrations_total", "Registrations made or received.", sent.registrations, as_producer);
   follow("kvpush_registrations_total", "Registrations made or received.", got.registrations, as_consumer);
   follow("kvpush_bad_messages_total", "Messages that do not fit the conversation.", sent.bad_messages, as_producer);

@@ -82,8 +82,10 @@ void Consumer::on(ConnectionId connection, const Message& message, Instant now, 
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
   const RankOfLink at = found->second;
-  const bool is_greeting = links_.at(at.directory).sessions[at.rank].state <= SessionState::kGreeting;
-  if (is_greeting && !std::holds_alternative<Welcome>(message) && !std::holds_alternative<Refused>(message)) {
+  Session& session = links_.at(at.directory).sessions[at.rank];
+  session.heard = now;
+  if (session.state <= SessionState::kGreeting && !std::holds_alternative<Welcome>(message) &&
+      !std::holds_alternative<Refused>(message)) {
     return refuse(at, ErrorCode::kBadMessage, "a message came before Welcome", false, now, out);
   }
   std::visit(Overloaded{[&](const Welcome& m) { on(at, m, now, out); },    //
@@ -94,6 +96,7 @@ void Consumer::on(ConnectionId connection, const Message& message, Instant now, 
                         [&](const Failed& m) { on(at, m, now, out); },     //
                         [&](const Quiet& m) { on(at, m, now, out); },      //
                         [&](const Revoked& m) { on(at, m, now, out); },    //
+                        [&](const Renew& m) { out.push_back(SendMessage{connection, Renewed{m.stamp}}); },
                         [&](const Goodbye&) { links_.at(at.directory).draining = true; },
                         [&](const auto&) {
                           refuse(at, ErrorCode::kBadMessage, "a message that only consumers send", false, now, out);
@@ -150,6 +153,7 @@ void Consumer::tick(Instant now, Actions& out) {
         }
         break;
       }
+      case Kind::kSilence: on_silence({due.directory, due.rank}, now, out); break;
       case Kind::kPending:
       case Kind::kReceive:
         if (requests_.contains(due.request)) fail_request(due.request, ErrorCode::kTimeout, now, out);

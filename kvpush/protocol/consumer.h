@@ -34,6 +34,7 @@ struct ConsumerCounters {
   std::uint64_t sessions_started = 0;
   std::uint64_t sessions_refused = 0;
   std::uint64_t sessions_lost = 0;
+  std::uint64_t sessions_silent = 0;  // of those lost: the producer said nothing for a lease
   std::uint64_t resolves_failed = 0;
   std::uint64_t receives = 0;
   std::uint64_t receives_failed = 0;
@@ -121,6 +122,10 @@ class Consumer {
     std::optional<Peer> peer;
     std::optional<PairPlan> plan;
     RegistrationNumber done;  // told as Done
+    // Registrations made with the rank lack proof. While there are any it asks for its lease again and again, so that
+    // silence for a whole lease means that it is lost.
+    bool is_awaited = false;
+    Instant heard{};  // when its last message came, or since when it is awaited
   };
   // All sessions to one engine: they begin and end together, since every transfer needs each of them.
   enum class LinkState : std::uint8_t { kResolving, kStarting, kReady, kWaiting };
@@ -162,10 +167,11 @@ class Consumer {
     Endpoint directory;
     std::uint32_t rank = 0;
   };
-  // Deadlines, by what they end: one of the fields says of which.
+  // Deadlines, by what they end: the other fields say of which.
   struct DeadlineKey {
-    enum class Kind : std::uint8_t { kStart, kRetry, kPending, kReceive, kProof } kind{};
+    enum class Kind : std::uint8_t { kStart, kRetry, kSilence, kPending, kReceive, kProof } kind{};
     Endpoint directory{};
+    std::uint32_t rank = 0;  // of the engine
     RequestId request{};
     auto operator<=>(const DeadlineKey&) const = default;
   };
@@ -191,6 +197,10 @@ class Consumer {
   bool fences(Peer peer) const { return transports_[peer.transport].disconnect_fences; }
   // Whether a registration without proof was to be written through it.
   bool is_needed(Peer peer) const;
+
+  // From now on the session must not be silent for a lease.
+  void await_rank(const RankOfLink& at, Session& session, Instant now);
+  void on_silence(const RankOfLink& at, Instant now, Actions& out);
 
   // consumer_request.cc
   void on(const RankOfLink& at, const Writing& message);

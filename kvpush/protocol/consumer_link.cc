@@ -216,6 +216,27 @@ void Consumer::tell_unwanted(const Link& link, const TransferId& transfer_id, Ac
   }
 }
 
+void Consumer::await_rank(const RankOfLink& at, Session& session, Instant now) {
+  if (std::exchange(session.is_awaited, true)) return;
+  session.heard = now;
+  deadlines_.set({.kind = Kind::kSilence, .directory = at.directory, .rank = at.rank}, now + options_.lease);
+}
+
+void Consumer::on_silence(const RankOfLink& at, Instant now, Actions& out) {
+  const auto found = links_.find(at.directory);
+  if (found == links_.end() || at.rank >= found->second.sessions.size()) return;
+  const Session& session = found->second.sessions[at.rank];
+  if (!session.is_awaited) return;
+  if (now < session.heard + options_.lease) {
+    deadlines_.set({.kind = Kind::kSilence, .directory = at.directory, .rank = at.rank},
+                   session.heard + options_.lease);
+    return;
+  }
+  ++counters_.sessions_silent;
+  end_link(at.directory, ErrorCode::kPeerLost, fmt::format("rank {} has been silent for a lease", at.rank), false, now,
+           out);
+}
+
 void Consumer::refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now,
                       Actions& out) {
   if (code == ErrorCode::kBadMessage) ++counters_.bad_messages;
@@ -245,6 +266,9 @@ void Consumer::end_link(const Endpoint& directory, ErrorCode code, const std::st
   deadlines_.set({.kind = Kind::kRetry, .directory = directory},
                  now + link.backoff - Duration{random_.below(jitter + 1)});
 
+  for (std::uint32_t rank = 0; rank < sessions.size(); ++rank) {
+    deadlines_.clear({.kind = Kind::kSilence, .directory = directory, .rank = rank});
+  }
   for (const Session& session : sessions) {
     if (session.connection) {
       connections_.erase(*session.connection);

@@ -16,7 +16,7 @@ void Consumer::register_request(Link& link, const RequestId& id, Instant now, Ac
   request.incarnation = link.engine.incarnation;
   request.times.registered = now;
   for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) {
-    const Session& session = link.sessions[rank];
+    Session& session = link.sessions[rank];
     const Result<std::uint64_t> bytes = session.plan->bytes_expected(receive.tokens, receive.tables);
     KVPUSH_CHECK(bytes.has_value(), "tables that fit all planes fit those of one producer rank");
     ++registration_last_.value;
@@ -24,6 +24,7 @@ void Consumer::register_request(Link& link, const RequestId& id, Instant now, Ac
     registrations_.emplace(registration_last_, id);
     link.unproven[rank].insert(registration_last_);
     request.parts.push_back({PartState::kRegistered, registration_last_, *session.peer, *bytes});
+    await_rank({receive.producer, rank}, session, now);
     out.push_back(SendMessage{*session.connection,
                               Register{registration_last_, receive.transfer_id, receive.tokens, receive.tables}});
   }
@@ -118,7 +119,12 @@ void Consumer::settle(const RequestId& id, std::uint32_t rank, PartState state, 
   Link& link = links_.at(request.receive.producer);
   if (link.engine.incarnation == request.incarnation) {
     link.unproven[rank].erase(part.number);
-    if (link.state == LinkState::kReady) tell_done(link, rank, out);
+    if (link.state == LinkState::kReady) {
+      tell_done(link, rank, out);
+      if (link.unproven[rank].empty() && std::exchange(link.sessions[rank].is_awaited, false)) {
+        deadlines_.clear({.kind = Kind::kSilence, .directory = request.receive.producer, .rank = rank});
+      }
+    }
   }
   if (watched_.contains(part.peer) && !is_needed(part.peer)) {
     watched_.erase(part.peer);

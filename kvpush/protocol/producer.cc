@@ -12,7 +12,8 @@ namespace {
 
 bool is_about_transfers(const Message& message) {
   return std::holds_alternative<Register>(message) || std::holds_alternative<Revoke>(message) ||
-         std::holds_alternative<Unwanted>(message) || std::holds_alternative<Done>(message);
+         std::holds_alternative<Unwanted>(message) || std::holds_alternative<Done>(message) ||
+         std::holds_alternative<Renewed>(message);
 }
 
 }  // namespace
@@ -38,6 +39,7 @@ void Producer::on(ConnectionId connection, const Message& message, Instant now, 
                         [&](const Register& m) { on(connection, session, m, now, out); },
                         [&](const Revoke& m) { on(connection, session, m, now, out); },
                         [&](const Unwanted& m) { on(session, m, now, out); }, [&](const Done& m) { on(session, m); },
+                        [&](const Renewed& m) { on(connection, session, m, now, out); },
                         [&](const Goodbye&) {},  // it registers nothing new: nothing to do about it
                         [&](const Refused& m) {
                           count_end(session);
@@ -82,6 +84,7 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   ++counters_.sends;
   requests_.emplace(command.request, command.transfer_id);
   transfer.send = command;
+  transfer.lost.reset();
   transfer.times.offered = now;
   const std::set<RegistrationKey> waiting = transfer.registrations;
   for (const RegistrationKey& key : waiting) {
@@ -116,6 +119,14 @@ std::optional<Batch> Producer::next_batch(Instant now) {
       continue;
     }
     Registration& registration = found->second;
+    // Its blocks are held: who gives them back stops the registration first.
+    Session& session = sessions_.at(registration.connection);
+    if (!session.lease.is_live(now)) {
+      turns_.ended(turn->peer);
+      session.unleased.insert(turn->registration);
+      if (session.lease.has_lapsed(now) && !std::exchange(session.has_lapsed, true)) ++counters_.leases_expired;
+      continue;
+    }
     ++token_last_.value;
     posted_.emplace(token_last_, PostedBatch{turn->registration, turn->peer, registration.cursor});
     batch_.clear();
@@ -165,6 +176,11 @@ void Producer::tick(Instant now, Actions& out) {
     switch (due.kind) {
       case Kind::kSessionStart:
         refuse(due.connection, ErrorCode::kTimeout, "the session was not ready in time", now, out);
+        break;
+      case Kind::kRenew:
+        if (const auto found = sessions_.find(due.connection); found != sessions_.end()) {
+          keep_lease(due.connection, found->second, now, out);
+        }
         break;
       case Kind::kMatch:
         if (registrations_.contains(due.registration)) {

@@ -16,6 +16,7 @@
 #include "kvpush/protocol/action.h"
 #include "kvpush/protocol/command.h"
 #include "kvpush/protocol/deadlines.h"
+#include "kvpush/protocol/lease.h"
 #include "kvpush/protocol/options.h"
 #include "kvpush/protocol/turns.h"
 #include "kvpush/wire/message.h"
@@ -34,6 +35,8 @@ struct ProducerCounters {
   std::uint64_t sessions_started = 0;
   std::uint64_t sessions_refused = 0;
   std::uint64_t sessions_lost = 0;
+  std::uint64_t sessions_silent = 0;  // of those lost: the consumer answered nothing for a lease
+  std::uint64_t leases_expired = 0;   // while something waited to be posted
   std::uint64_t registrations = 0;
   std::uint64_t registrations_delivered = 0;
   std::uint64_t registrations_failed = 0;
@@ -62,7 +65,8 @@ struct ProducerGauges {
 //      completions.
 // Owner: Agent, or a test.
 // Thread: value type; on the agent role in production.
-// Invariant: nothing is posted for a registration that has ended or was revoked, or from blocks given back.
+// Invariant: nothing is posted for a registration that has ended or was revoked, without a live lease, or from blocks
+//            given back.
 class Producer {
  public:
   // `layout` has passed validate().
@@ -86,7 +90,8 @@ class Producer {
   void on(const Withdraw& command, Instant now, Actions& out);
 
   // The next batch to post, fair between peers and registrations; nothing when there is none or all have as much in
-  // flight as allowed. Everything that permits the write is checked here, so it must be posted right away.
+  // flight as allowed. Everything that permits the write is checked here, so `now` must be the time of this call, and
+  // the batch must be posted right away. Registrations whose lease is not live wait until it is renewed.
   std::optional<Batch> next_batch(Instant now);
   // The batch could not be posted for now (kFull): it will be offered again.
   void put_back(WriteToken token);
@@ -124,6 +129,9 @@ class Producer {
     std::optional<PairPlan> plan;
     std::uint32_t transport = 0;
     std::optional<Peer> peer;
+    Lease lease;
+    bool has_lapsed = false;             // the lease, and something waited for it
+    std::set<RegistrationKey> unleased;  // whose turn came while the lease was not live
   };
   // What a consumer rank's messages refer to; outlives its sessions until outcome_timeout.
   struct ConsumerRank {
@@ -159,6 +167,7 @@ class Producer {
     std::optional<Incarnation> consumer;  // the engine it is bound to
     std::string consumer_id;              // its engine id, for people
     bool unbound = false;                 // another engine may take over
+    std::optional<Instant> lost;          // when the consumer was last heard of, if its session is lost
     std::uint32_t rank_count = 0;         // of the consumer
     std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it
     std::set<RegistrationKey> registrations;
@@ -172,7 +181,7 @@ class Producer {
   };
   // Deadlines, by what they end: one of the fields says of which.
   struct DeadlineKey {
-    enum class Kind : std::uint8_t { kSessionStart, kMatch, kDrain, kHold, kForget, kOutcomes } kind{};
+    enum class Kind : std::uint8_t { kSessionStart, kRenew, kMatch, kDrain, kHold, kForget, kOutcomes } kind{};
     ConnectionId connection{};
     RegistrationKey registration{};
     TransferId transfer_id{};
@@ -187,6 +196,13 @@ class Producer {
   void on(ConnectionId connection, const Session& session, const Revoke& message, Instant now, Actions& out);
   void on(const Session& session, const Unwanted& message, Instant now, Actions& out);
   void on(const Session& session, const Done& message);
+  void on(ConnectionId connection, Session& session, const Renewed& message, Instant now, Actions& out);
+  void ask_for_renewal(ConnectionId connection, Session& session, Instant now, Actions& out);
+  // Of a lease that is needed: asks for it when that is due, or gives the session up.
+  void keep_lease(ConnectionId connection, Session& session, Instant now, Actions& out);
+  bool has_registrations(const ConsumerKey& consumer) const;
+  // Of a registration that has ended: it waits for no lease, and nobody needs one if it was the last.
+  void release_lease(const RegistrationKey& key);
   // Tells the peer why and ends the session.
   void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
   // A session is about to end because one side refused something.

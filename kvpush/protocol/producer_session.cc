@@ -100,6 +100,13 @@ void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
   deadlines_.clear({.kind = Kind::kSessionStart, .connection = connection});
   out.push_back(SendMessage{connection, Assigned{}});
   if (draining_) out.push_back(SendMessage{connection, Goodbye{}});
+  // At once, so that the first registration does not wait for it.
+  session.lease = Lease(options_.lease, options_.lease_margin);
+  ask_for_renewal(connection, session, now, out);
+  if (has_registrations({session.hello.from.incarnation, session.hello.from.rank})) {
+    session.lease.need(now);
+    keep_lease(connection, session, now, out);
+  }
   out.push_back(Note{fmt::format("consumer {} has a session over {}", describe(session.hello.from),
                                  transports_[session.transport].name)});
 }
@@ -137,6 +144,10 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   (*transfer)->registrations.insert(key);
   (*transfer)->ranks_ended.erase(key.consumer.rank);
   deadlines_.set({.kind = Kind::kMatch, .registration = key}, now + options_.match_timeout);
+  if (!session.lease.is_needed()) {
+    session.lease.need(now);
+    keep_lease(connection, session, now, out);
+  }
   if ((*transfer)->send) start(key, registration, **transfer, now, out);
   settle_transfer(message.transfer_id, now, out);
 }
@@ -167,6 +178,50 @@ void Producer::on(const Session& session, const Done& message) {
   outcomes.erase(outcomes.begin(), outcomes.upper_bound(message.up_to));
 }
 
+void Producer::on(ConnectionId connection, Session& session, const Renewed& message, Instant now, Actions& out) {
+  if (!session.lease.answer(message.stamp)) {
+    return refuse(connection, ErrorCode::kBadMessage, "Renewed answers no Renew", now, out);
+  }
+  if (!session.lease.is_live(now)) return;
+  if (std::exchange(session.has_lapsed, false)) {
+    out.push_back(Note{fmt::format("consumer {} renews its lease late: {} registrations have waited for it",
+                                   describe(session.hello.from), session.unleased.size())});
+  }
+  for (const RegistrationKey& key : std::exchange(session.unleased, {})) turns_.add(*session.peer, key);
+}
+
+void Producer::ask_for_renewal(ConnectionId connection, Session& session, Instant now, Actions& out) {
+  session.lease.ask(now);
+  out.push_back(SendMessage{connection, Renew{now}});
+}
+
+void Producer::keep_lease(ConnectionId connection, Session& session, Instant now, Actions& out) {
+  if (session.lease.is_silent(now)) {
+    ++counters_.sessions_silent;
+    count_end(session);
+    out.push_back(Note{fmt::format("consumer {} has been silent for a lease", describe(session.hello.from))});
+    out.push_back(CloseConnection{connection});
+    return end_session(connection, now, out);
+  }
+  if (session.lease.wants_renewal(now)) ask_for_renewal(connection, session, now, out);
+  deadlines_.set({.kind = Kind::kRenew, .connection = connection}, session.lease.due());
+}
+
+bool Producer::has_registrations(const ConsumerKey& consumer) const {
+  const auto first = registrations_.lower_bound({consumer, {}});
+  return first != registrations_.end() && first->first.consumer == consumer;
+}
+
+void Producer::release_lease(const RegistrationKey& key) {
+  const auto consumer = consumers_.find(key.consumer);
+  if (consumer == consumers_.end() || !consumer->second.connection) return;
+  Session& session = sessions_.at(*consumer->second.connection);
+  session.unleased.erase(key);
+  if (has_registrations(key.consumer)) return;
+  session.lease.rest();
+  deadlines_.clear({.kind = Kind::kRenew, .connection = *consumer->second.connection});
+}
+
 void Producer::refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out) {
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;
@@ -188,6 +243,7 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   const Session session = std::move(found->second);
   sessions_.erase(found);
   deadlines_.clear({.kind = Kind::kSessionStart, .connection = connection});
+  deadlines_.clear({.kind = Kind::kRenew, .connection = connection});
   const ConsumerKey key{session.hello.from.incarnation, session.hello.from.rank};
   const auto consumer = consumers_.find(key);
   if (consumer != consumers_.end() && consumer->second.connection == connection) {
@@ -201,7 +257,12 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   for (auto it = registrations_.lower_bound({key, {}}); it != registrations_.end() && it->first.consumer == key; ++it) {
     if (it->second.connection == connection) ours.push_back(it->first);
   }
-  for (const RegistrationKey& registration : ours) fail_registration(registration, ErrorCode::kPeerLost, now, out);
+  const Instant last_heard = session.lease.is_silent(now) ? now - options_.lease : now;
+  for (const RegistrationKey& registration : ours) {
+    const auto transfer = transfers_.find(registrations_.at(registration).transfer_id);
+    if (transfer != transfers_.end()) transfer->second.lost = last_heard;
+    fail_registration(registration, ErrorCode::kPeerLost, now, out);
+  }
   if (turns_.knows(*session.peer)) {
     closing_.insert(*session.peer);
   } else {

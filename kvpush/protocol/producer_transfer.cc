@@ -1,4 +1,5 @@
 // Producer: registrations and the requests they are matched with.
+#include <algorithm>
 #include <utility>
 
 #include "kvpush/base/check.h"
@@ -47,6 +48,7 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
     return fail(ErrorCode::kBadMessage, "ranks of one engine disagree about its rank count");
   }
   transfer.unbound = false;
+  transfer.lost.reset();
   return &transfer;
 }
 
@@ -134,6 +136,7 @@ void Producer::end_registration(const RegistrationKey& key, bool delivered, Inst
   registrations_.erase(found);
   deadlines_.clear({.kind = Kind::kMatch, .registration = key});
   deadlines_.clear({.kind = Kind::kDrain, .registration = key});
+  release_lease(key);
   const auto transfer = transfers_.find(registration.transfer_id);
   if (transfer == transfers_.end()) return;
   transfer->second.registrations.erase(key);
@@ -183,7 +186,12 @@ void Producer::settle_transfer(const TransferId& transfer_id, Instant now, Actio
     return;
   }
   if (draining_ && !transfer.ending && !all_ended) transfer.ending = ErrorCode::kStopped;  // nobody can come for it
-  if (!transfer.ending && !all_ended) return deadlines_.set(hold, now + options_.hold_timeout);
+  if (!transfer.ending && !all_ended) {
+    // A consumer that was lost, or another in its place, comes within a lease or not at all.
+    const Instant until =
+        transfer.lost ? *transfer.lost + std::min(options_.lease, options_.hold_timeout) : now + options_.hold_timeout;
+    return deadlines_.set(hold, until);
+  }
 
   if (transfer.ending) ++counters_.sends_failed;
   transfer.times.completed = now;

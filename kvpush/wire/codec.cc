@@ -150,6 +150,14 @@ Offset<flat::Goodbye> build(Builder& builder, const Goodbye&) {
   return flat::CreateGoodbye(builder);
 }
 
+Offset<flat::Renew> build(Builder& builder, const Renew& message) {
+  return flat::CreateRenew(builder, message.stamp.time_since_epoch().count());
+}
+
+Offset<flat::Renewed> build(Builder& builder, const Renewed& message) {
+  return flat::CreateRenewed(builder, message.stamp.time_since_epoch().count());
+}
+
 template <class FlatMessage>
 Offset<flat::Frame> build_frame(Builder& builder, Offset<FlatMessage> body) {
   return flat::CreateFrame(builder, flat::BodyTraits<FlatMessage>::enum_value, body.Union());
@@ -265,6 +273,8 @@ Message read(const flat::Frame& frame) {
     case flat::Body_Unwanted: return Unwanted{read(*frame.body_as_Unwanted()->transfer_id())};
     case flat::Body_Done: return Done{{frame.body_as_Done()->up_to()}};
     case flat::Body_Goodbye: return Goodbye{};
+    case flat::Body_Renew: return Renew{Instant(Duration(frame.body_as_Renew()->stamp()))};
+    case flat::Body_Renewed: return Renewed{Instant(Duration(frame.body_as_Renewed()->stamp()))};
     case flat::Body_NONE: break;
   }
   // What check_limits() let through has a known kind.

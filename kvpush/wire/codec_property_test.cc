@@ -127,7 +127,9 @@ Message any_message() {
     case 11: return Revoked{registration};
     case 12: return Unwanted{any_text(kTransferIdBytesMax)};
     case 13: return Done{registration};
-    default: return Goodbye{};
+    case 14: return Goodbye{};
+    case 15: return Renew{Instant(Duration(any<Duration::rep>()))};
+    default: return Renewed{Instant(Duration(any<Duration::rep>()))};
   }
 }
 

@@ -138,16 +138,15 @@ TEST_P(EachMessage, IsRefusedWhenTruncated) {
   expect_bad(decode(std::span(body).first(body.size() / 2)), "no message");
 }
 
-INSTANTIATE_TEST_SUITE_P(Examples, EachMessage,
-                         testing::Values(hello(), welcome(), Assign{{{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}}, "cma"},
-                                         Assigned{},
-                                         Refused{ErrorCode::kLayoutMismatch, "layer 3: 8 heads here, 4 there"},
-                                         registration(), Writing{RegistrationNumber{1}}, delivered(),
-                                         Failed{RegistrationNumber{2}, ErrorCode::kPeerLost, false},
-                                         Quiet{RegistrationNumber{3}}, Revoke{RegistrationNumber{4}},
-                                         Revoked{RegistrationNumber{~0ull}}, Unwanted{"cmpl-1"},
-                                         Done{RegistrationNumber{6}}, Goodbye{}),
-                         [](const auto& test) { return std::string(message_name(test.param)); });
+INSTANTIATE_TEST_SUITE_P(
+    Examples, EachMessage,
+    testing::Values(hello(), welcome(), Assign{{{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}}, "cma"}, Assigned{},
+                    Refused{ErrorCode::kLayoutMismatch, "layer 3: 8 heads here, 4 there"}, registration(),
+                    Writing{RegistrationNumber{1}}, delivered(),
+                    Failed{RegistrationNumber{2}, ErrorCode::kPeerLost, false}, Quiet{RegistrationNumber{3}},
+                    Revoke{RegistrationNumber{4}}, Revoked{RegistrationNumber{~0ull}}, Unwanted{"cmpl-1"},
+                    Done{RegistrationNumber{6}}, Goodbye{}, Renew{Instant{-1ns}}, Renewed{Instant::max()}),
+    [](const auto& test) { return std::string(message_name(test.param)); });
 
 TEST(Encode, AppendsAfterWhatIsThere) {
   std::vector<std::byte> frames = frame_of(Writing{RegistrationNumber{1}});

@@ -138,7 +138,9 @@ Result<void> check_limits(const flat::Frame& frame) {
     case flat::Body_Revoke:
     case flat::Body_Revoked:
     case flat::Body_Done:
-    case flat::Body_Goodbye: return {};
+    case flat::Body_Goodbye:
+    case flat::Body_Renew:
+    case flat::Body_Renewed: return {};
     case flat::Body_NONE: break;
   }
   return bad("a message's kind is unknown");

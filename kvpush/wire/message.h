@@ -18,7 +18,7 @@
 namespace kvpush {
 
 // Grows when a peer of the older version could misunderstand.
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 
 // Who speaks: one rank of one run of an engine.
 struct RankName {
@@ -152,8 +152,21 @@ struct Goodbye {
   bool operator==(const Goodbye&) const = default;
 };
 
+// P→C, asks for the lease of this session anew. The stamp is P's clock, read before sending.
+struct Renew {
+  Instant stamp{};
+  bool operator==(const Renew&) const = default;
+};
+
+// C→P, the answer to each Renew, with its stamp: C was there after that moment of P's clock. It carries no reading of
+// C's own clock, since nobody could use one: P must not compare it, and C gives no memory back because time is over.
+struct Renewed {
+  Instant stamp{};
+  bool operator==(const Renewed&) const = default;
+};
+
 using Message = std::variant<Hello, Welcome, Assign, Assigned, Refused, Register, Writing, Delivered, Failed, Quiet,
-                             Revoke, Revoked, Unwanted, Done, Goodbye>;
+                             Revoke, Revoked, Unwanted, Done, Goodbye, Renew, Renewed>;
 
 // "Hello", "Welcome", ...: for logs, metrics and transcripts.
 std::string_view message_name(const Message& message);

@@ -30,7 +30,9 @@ const std::vector<std::string> kMessages = {"Hello session 1",
                                             "Revoked 1",
                                             "Unwanted x9",
                                             "Done up to 1",
-                                            "Goodbye"};
+                                            "Goodbye",
+                                            "Renew 0",
+                                            "Renewed 0"};
 
 std::string join(const std::vector<std::string>& lines) {
   std::string text;
@@ -62,11 +64,12 @@ struct ProducerCase {
 };
 
 TEST(ProducerSession, RefusesMessagesOutOfTurnAndGoesOn) {
-  const std::vector<ProducerCase> cases = {{"new", {}, {"Hello", "Goodbye", "Refused"}},
-                                           {"welcomed", {"Hello session 1"}, {"Assign over", "Goodbye", "Refused"}},
-                                           {"ready",
-                                            {"Hello session 1", "Assign over fencing"},
-                                            {"Register", "Revoke 1", "Unwanted", "Done", "Goodbye", "Refused"}}};
+  const std::vector<ProducerCase> cases = {
+      {"new", {}, {"Hello", "Goodbye", "Refused"}},
+      {"welcomed", {"Hello session 1"}, {"Assign over", "Goodbye", "Refused"}},
+      {"ready",
+       {"Hello session 1", "Assign over fencing"},
+       {"Register", "Revoke 1", "Unwanted", "Done", "Goodbye", "Refused", "Renewed"}}};
   for (const ProducerCase& state : cases) {
     for (const std::string& message : kMessages) {
       SCOPED_TRACE(fmt::format("{} in a session that is {}", message, state.state));
@@ -98,11 +101,13 @@ TEST(ConsumerSession, RefusesMessagesOutOfTurnAndGoesOn) {
   // Two producer ranks, so that one session can be ahead of the other.
   const std::vector<ConsumerCase> cases = {
       {"greeting", {"C"}, {"Refused"}},  // this Welcome names nobody
-      {"welcomed", {"C", "P0", "C"}, {"Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused"}},
+      {"welcomed",
+       {"C", "P0", "C"},
+       {"Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused", "Renew "}},
       {"assigning",
        {"C", "P0", "P1", "C"},
-       {"Assigned", "Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused"}},
-      {"ready", {""}, {"Writing", "Delivered", "Failed", "Goodbye", "Refused"}}};
+       {"Assigned", "Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused", "Renew "}},
+      {"ready", {""}, {"Writing", "Delivered", "Failed", "Goodbye", "Refused", "Renew "}}};
   for (const ConsumerCase& state : cases) {
     for (const std::string& message : kMessages) {
       SCOPED_TRACE(fmt::format("{} in a session that is {}", message, state.state));

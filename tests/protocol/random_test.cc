@@ -75,9 +75,19 @@ class Chaos {
   std::vector<std::string> remains_;
 };
 
-WorldOptions options_of(Random& random) {
-  if (random.below(3) == 0) return {.transports = {kFencing, kPlain}};
-  return {.transports = {random.below(2) == 0 ? kFencing : kPlain}};
+WorldOptions options_of(Random& random, bool has_trouble) {
+  WorldOptions options{.transports = {random.below(2) == 0 ? kFencing : kPlain}};
+  if (random.below(3) == 0) options.transports = {kFencing, kPlain};
+  if (has_trouble && random.below(3) == 0) {
+    // A few times what a message takes here, so that leases lapse and peers seem silent for no other reason. What may
+    // wait does not wait for thousands of renewals.
+    options.protocol.lease = 60ms;
+    options.protocol.lease_margin = 10ms;
+    options.protocol.hold_timeout = 1s;
+    options.protocol.match_timeout = 3s;
+    options.protocol.receive_timeout = 4s;
+  }
+  return options;
 }
 
 Chaos::Chaos(std::uint64_t seed)
@@ -86,7 +96,7 @@ Chaos::Chaos(std::uint64_t seed)
       has_doubts_(!one_in(4)),
       message_pace_(1 + random_.below(3)),
       write_pace_(1 + random_.below(20)),
-      world_(options_of(random_), seed) {
+      world_(options_of(random_, has_trouble_), seed) {
   const auto rank_count = [&] { return static_cast<std::uint32_t>(1 + random_.below(2)); };
   world_.add({.name = "P", .role = World::Role::kProducer, .rank_count = rank_count()});
   world_.add({.name = "C", .rank_count = rank_count()});
@@ -117,6 +127,7 @@ void Chaos::step() {
   if (!world_.writes().empty() && one_in(write_pace_)) move_writes();
   for (Rank* producer : producers_) {
     if (producer->is_full && one_in(20)) world_.set_full(*producer, false);
+    if (producer->is_stopped && one_in(40)) world_.set_stopped(*producer, false);
   }
   if (one_in(10)) ask();
   if (has_doubts_ && one_in(40)) change_mind();
@@ -134,7 +145,7 @@ void Chaos::ask() {
   const std::uint32_t first = is_send || one_in(2) ? 0 : static_cast<std::uint32_t>(random_.below(length + 1));
   const std::string request = fmt::format("{}{}", is_send ? "s" : "r", ++request_last_);
   for (Rank* rank : world_.ranks_of(engine)) {
-    if (!rank->is_alive) continue;
+    if (!rank->is_alive || rank->is_stopped) continue;
     const World::Ask ask{.request = request,
                          .transfer_id = transfer_id,
                          .tokens = {first, length},
@@ -159,10 +170,10 @@ void Chaos::change_mind() {
       if (!consumer.requests.empty()) world_.abandon(consumer, any_request(consumer));
       break;
     case 1:
-      if (!producer.requests.empty()) world_.cancel(producer, any_request(producer));
+      if (!producer.requests.empty() && !producer.is_stopped) world_.cancel(producer, any_request(producer));
       break;
     case 2:
-      if (producer.is_alive) world_.withdraw(producer, any_transfer());
+      if (producer.is_alive && !producer.is_stopped) world_.withdraw(producer, any_transfer());
       break;
     default: world_.decline(consumer, any_transfer(), "P");
   }
@@ -176,7 +187,7 @@ void Chaos::make_trouble() {
                  static_cast<std::ptrdiff_t>(random_.below(std::min<std::size_t>(4, world_.connections().size()))));
     connection = &*last;
   }
-  switch (random_.below(8)) {
+  switch (random_.below(9)) {
     case 0:
     case 1:
       if (connection != nullptr) world_.cut(*connection, one_in(2));
@@ -188,6 +199,11 @@ void Chaos::make_trouble() {
     case 4: world_.advance_to(world_.now() + Duration{random_.below(3'000'000'000)}); break;
     case 5: world_.set_directory("P", one_in(2)); break;
     case 6: world_.set_full(*any_of(producers_), true); break;
+    case 7: {
+      Rank& producer = *any_of(producers_);
+      if (producer.is_alive && !producer.is_stopped) world_.set_stopped(producer, true);
+      break;
+    }
     default:
       if (producers_.front()->is_alive) {
         if (one_in(3)) world_.kill("P");
@@ -203,7 +219,7 @@ void Chaos::move_writes() {
   if (write->is_astray) {
     world_.land(*write, 1 + random_.below(write->pieces.size() + 1));
     if (write->pieces.empty() || one_in(4)) world_.forget(*write);
-  } else if (one_in(3)) {
+  } else if (one_in(3) || write->connection->producer.rank->is_stopped) {
     world_.land(*write, random_.below(write->pieces.size() + 1));
   } else if (has_trouble_ && one_in(20)) {
     world_.fail(*write);
@@ -216,7 +232,10 @@ void Chaos::move_writes() {
 void Chaos::calm_down() {
   if (!producers_.front()->is_alive) world_.restart("P");
   world_.set_directory("P", true);
-  for (Rank* producer : producers_) world_.set_full(*producer, false);
+  for (Rank* producer : producers_) {
+    world_.set_full(*producer, false);
+    if (producer->is_stopped) world_.set_stopped(*producer, false);
+  }
   for (const std::string engine : {"P", "C", "D"}) {
     if (!one_in(8)) continue;
     for (Rank* rank : world_.ranks_of(engine)) world_.drain(*rank);

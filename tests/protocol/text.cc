@@ -55,6 +55,8 @@ std::string text(const Message& message) {
                  },
                  [&](const Unwanted& m) { return with(m.transfer_id); },
                  [&](const Done& m) { return with(fmt::format("up to {}", m.up_to.value)); },
+                 [&](const Renew& m) { return with(m.stamp.time_since_epoch().count()); },
+                 [&](const Renewed& m) { return with(m.stamp.time_since_epoch().count()); },
                  [&](const auto& m) {
                    if constexpr (requires { m.registration; }) return with(m.registration.value);
                    return name;
@@ -91,6 +93,9 @@ Message parse_message(const std::string& line) {
   if (name == "Revoked") return Revoked{registration};
   if (name == "Unwanted") return Unwanted{words[1]};
   if (name == "Done") return Done{{number(words, 3)}};
+  const Instant stamp{Duration{static_cast<Duration::rep>(number(words, 1))}};
+  if (name == "Renew") return Renew{stamp};
+  if (name == "Renewed") return Renewed{stamp};
   if (name != "Goodbye") ADD_FAILURE() << "no message is named " << name;
   return Goodbye{};
 }

@@ -76,6 +76,7 @@ class Stage {
 void Stage::set_up(const Words& words) {
   WorldOptions options;
   options.transports.clear();
+  options.renews_quietly = true;
   std::vector<World::Engine> engines;
   for (const std::string& word : Words(words.begin() + 1, words.end())) {
     if (word == kFencing || word == kPlain) {

@@ -21,6 +21,10 @@ std::vector<std::byte> address_of(const std::string& name) {
   return {bytes.begin(), bytes.end()};
 }
 
+bool is_renewal(const Message& message) {
+  return std::holds_alternative<Renew>(message) || std::holds_alternative<Renewed>(message);
+}
+
 }  // namespace
 
 World::World(WorldOptions options, std::uint64_t seed) : options_(std::move(options)), seed_(seed) {
@@ -49,6 +53,7 @@ void World::add(const Engine& engine) {
 void World::start_machine(Rank& rank, std::uint64_t incarnation) {
   rank.id.incarnation = Incarnation{incarnation};
   rank.is_alive = true;
+  rank.is_stopped = false;
   std::vector<TransportView> views = views_;
   for (TransportView& view : views) view.address = address_of(rank.name);
   const auto engine = std::ranges::find(engines_, rank.engine, &Engine::name);
@@ -138,7 +143,7 @@ void World::drain(Rank& rank) {
 std::optional<Instant> World::deadline() const {
   std::optional<Instant> earliest;
   for (const Rank& rank : ranks_) {
-    if (!rank.is_alive) continue;
+    if (!rank.is_alive || rank.is_stopped) continue;
     const auto deadline = rank.producer ? rank.producer->deadline() : rank.consumer->deadline();
     if (deadline && (!earliest || *deadline < *earliest)) earliest = deadline;
   }
@@ -149,14 +154,27 @@ void World::advance_to(Instant then) {
   for (auto due = deadline(); due && *due <= then; due = deadline()) {
     now_ = std::max(now_, *due);
     for (Rank& rank : ranks_) {
-      if (!rank.is_alive) continue;
+      if (!rank.is_alive || rank.is_stopped) continue;
       step(rank, [&](Actions& out) {
         if (rank.producer) rank.producer->tick(now_, out);
         if (rank.consumer) rank.consumer->tick(now_, out);
       });
     }
+    for (Connection& connection : connections_) {
+      while (renew_quietly(connection, Side::kConsumer) || renew_quietly(connection, Side::kProducer)) {
+      }
+    }
   }
   now_ = std::max(now_, then);
+}
+
+bool World::renew_quietly(Connection& connection, Side side) {
+  const Connection::End& end = connection.end(side);
+  if (!options_.renews_quietly || end.arriving.empty() || end.rank->is_stopped) return false;
+  const auto* said = std::get_if<Connection::Said>(&end.arriving.front());
+  if (said == nullptr || !is_renewal(said->message)) return false;
+  deliver(connection, side);
+  return true;
 }
 
 // Messages.
@@ -165,7 +183,8 @@ std::vector<std::pair<Connection*, Side>> World::arrivals() {
   std::vector<std::pair<Connection*, Side>> waiting;
   for (Connection& connection : connections_) {
     for (const Side side : {Side::kConsumer, Side::kProducer}) {
-      if (!connection.end(side).arriving.empty()) waiting.emplace_back(&connection, side);
+      const Connection::End& end = connection.end(side);
+      if (!end.arriving.empty() && !end.rank->is_stopped) waiting.emplace_back(&connection, side);
     }
   }
   return waiting;
@@ -180,9 +199,10 @@ void World::deliver(Connection& connection, Side side) {
     end.is_closed = true;
     end.arriving.clear();
   }
+  if (const auto* said = std::get_if<Connection::Said>(&arrival)) end.heard = std::max(end.heard, said->heard);
   step(rank, [&](Actions& out) {
     const auto on = [&](auto& machine) {
-      std::visit(Overloaded{[&](const Message& message) { machine.on(connection.id, message, now_, out); },
+      std::visit(Overloaded{[&](const Connection::Said& said) { machine.on(connection.id, said.message, now_, out); },
                             [&](Connection::Closed) { machine.on_closed(connection.id, now_, out); },
                             [&](Connection::Opened) {
                               if constexpr (requires { machine.on_accepted(connection.id, now_); }) {
@@ -250,7 +270,7 @@ void World::say(const std::string& from, const std::string& to, const Message& m
         hello->layout = speaker.blocks.layout();
         for (const TransportView& view : views_) hello->transports.push_back({view.name, address_of(speaker.name)});
       }
-      connection.end(side).arriving.emplace_front(said);
+      connection.end(side).arriving.emplace_front(Connection::Said{said});
       return deliver(connection, side);
     }
   }
@@ -267,6 +287,7 @@ void World::post(Rank& producer) {
       faults_.push_back(producer.name + " posts to a peer that it has disconnected");
       return;
     }
+    if (!has_live_lease(*connection)) faults_.push_back(producer.name + " posts without a live lease");
     Write write{.number = ++write_last_, .connection = connection, .token = batch->token};
     std::uint64_t bytes = 0;
     for (const Descriptor& copy : batch->descriptors) {
@@ -285,7 +306,12 @@ void World::post(Rank& producer) {
 
 void World::set_full(Rank& producer, bool is_full) {
   producer.is_full = is_full;
-  if (producer.is_alive) post(producer);
+  if (producer.is_alive && !producer.is_stopped) post(producer);
+}
+
+// What a lease means, whatever messages make it: the consumer lived, by the producer's clock, less than that ago.
+bool World::has_live_lease(const Connection& connection) const {
+  return now_ - connection.producer.heard < options_.protocol.lease - options_.protocol.lease_margin;
 }
 
 void World::land(Write& write, std::size_t pieces) {
@@ -357,7 +383,7 @@ void World::cut(Connection& connection, bool is_all_lost) {
 void World::lose_peer(Connection& connection, Side side) {
   Rank& rank = *connection.end(side).rank;
   const std::optional<Peer> peer = connection.end(side).peer;
-  if (!peer) return;
+  if (!peer || rank.is_stopped) return;
   step(rank, [&](Actions& out) {
     if (rank.producer) rank.producer->on_peer_lost(*peer, now_, out);
     if (rank.consumer) rank.consumer->on_peer_lost(*peer, false, now_, out);
@@ -395,6 +421,12 @@ void World::restart(const std::string& engine) {
     note(rank->name + " starts again");
     start_machine(*rank, incarnation);
   }
+}
+
+void World::set_stopped(Rank& rank, bool is_stopped) {
+  note(rank.name + (is_stopped ? " is stopped" : " goes on"));
+  rank.is_stopped = is_stopped;
+  if (!is_stopped && rank.is_alive) step(rank, [](Actions&) {});
 }
 
 void World::notice_gone(std::size_t index) {
@@ -472,12 +504,15 @@ void World::send(Rank& rank, const SendMessage& action) {
   Connection* connection = find(action.connection);
   const Side side = rank.producer ? Side::kProducer : Side::kConsumer;
   Connection::End& to = connection->other(side);
-  note(fmt::format("{} -> {}: {}", rank.name, to.rank->name, text(action.message)));
+  if (!options_.renews_quietly || !is_renewal(action.message)) {
+    note(fmt::format("{} -> {}: {}", rank.name, to.rank->name, text(action.message)));
+  }
   if (connection->end(side).is_closed) {
     faults_.push_back(rank.name + " sends on a connection that has ended");
   }
   const bool is_over = !to.arriving.empty() && std::holds_alternative<Connection::Closed>(to.arriving.back());
-  if (!to.is_closed && !is_over) to.arriving.emplace_back(action.message);
+  const Instant heard = side == Side::kProducer ? now_ : connection->consumer.heard;
+  if (!to.is_closed && !is_over) to.arriving.emplace_back(Connection::Said{action.message, heard});
 }
 
 void World::close(Rank& rank, ConnectionId id) {

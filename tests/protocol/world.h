@@ -31,6 +31,9 @@ inline constexpr const char* kPlain = "plain";      // the writer: its completio
 struct WorldOptions {
   std::vector<std::string> transports{kFencing};
   ProtocolOptions protocol{};
+  // Leases are renewed as if the network took no time for that, and without a line, unless something else is under way
+  // on the same connection: for conversations about other things.
+  bool renews_quietly = false;
 };
 
 // A request of an engine that has not ended.
@@ -46,7 +49,8 @@ struct Rank {
   std::string engine;
   RankName id;
   bool is_alive = true;
-  bool is_full = false;  // its transport takes no writes for now
+  bool is_full = false;     // its transport takes no writes for now
+  bool is_stopped = false;  // the process stands still, as after SIGSTOP
   Blocks blocks;
   std::optional<Producer> producer{};
   std::optional<Consumer> consumer{};
@@ -61,10 +65,16 @@ enum class Side : std::uint8_t { kConsumer, kProducer };
 struct Connection {
   struct Opened {};
   struct Closed {};
-  using Arrival = std::variant<Opened, Message, Closed>;
+  struct Said {
+    Message message;
+    Instant heard{};  // of the speaker's end
+  };
+  using Arrival = std::variant<Opened, Said, Closed>;
   struct End {
     Rank* rank = nullptr;
     std::deque<Arrival> arriving;
+    // The producer's latest moment of which this end has proof that the consumer lived after it.
+    Instant heard{};
     bool is_closed = false;
     std::optional<Peer> peer;
   };
@@ -98,7 +108,8 @@ struct Write {
 // Engines whose ranks talk to each other through the protocol machines alone, with real bytes and virtual time.
 //
 // Job: carries out what the machines want, offers what may happen next as verbs, and checks at every step that no byte
-//      lands in or is read from a block that was given back, that requests end once, and that complete means equal.
+//      lands in or is read from a block that was given back, that nothing is posted without a live lease, that requests
+//      end once, and that complete means equal.
 // Not here: the order in which things happen. A transcript or a seed chooses.
 // Thread: value type.
 class World {
@@ -157,6 +168,7 @@ class World {
   void fail(Write& write);
   void forget(Write& write);                    // one that is astray is lost for good
   void set_full(Rank& producer, bool is_full);  // its transport takes no more for now
+  bool has_live_lease(const Connection& connection) const;
 
   // Trouble.
   // Both sides find the connection ended; what is under way may be lost with it.
@@ -164,6 +176,8 @@ class World {
   void lose_peer(Connection& connection, Side side);
   void kill(const std::string& engine);
   void restart(const std::string& engine);
+  // A rank that is stopped hears nothing and does nothing, nor learns what became of its writes; the writes go on.
+  void set_stopped(Rank& rank, bool is_stopped);
   std::vector<std::pair<Rank*, Peer>>& gone() { return gone_; }  // writers whose end has not been noticed
   void notice_gone(std::size_t index);
   void set_directory(const std::string& engine, bool is_up);
@@ -181,6 +195,7 @@ class World {
   template <class Step>
   void step(Rank& rank, Step on);
   void post(Rank& producer);
+  bool renew_quietly(Connection& connection, Side side);
   void perform(Rank& rank, const Action& action, Actions& more);
   void dial(Rank& rank, const Dial& action);
   void send(Rank& rank, const SendMessage& action);
