@@ -9,79 +9,79 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Instant kStart{100s};
+constexpr Instant kAsked{100s};
 constexpr Duration kTerm = 6s;
 constexpr Duration kMargin = 1s;
 
 // Needed from the start, and asked for then.
 Lease needed() {
   Lease lease(kTerm, kMargin);
-  lease.need(kStart);
-  lease.ask(kStart);
+  lease.need(kAsked);
+  lease.ask(kAsked);
   return lease;
 }
 
 TEST(Lease, IsNotLiveBeforeItsFirstAnswer) {
-  EXPECT_FALSE(Lease().is_live(kStart));
-  EXPECT_FALSE(needed().is_live(kStart));
+  EXPECT_FALSE(Lease().is_live(kAsked));
+  EXPECT_FALSE(needed().is_live(kAsked));
 }
 
 TEST(Lease, EndsItsMarginBeforeItsTermCountedFromTheStampAndNotFromTheAnswer) {
   Lease lease = needed();
 
-  ASSERT_TRUE(lease.answer(kStart));  // however late it is
+  ASSERT_TRUE(lease.answer(kAsked));  // however late it is
 
-  EXPECT_TRUE(lease.is_live(kStart + kTerm - kMargin - 1ns));
-  EXPECT_FALSE(lease.is_live(kStart + kTerm - kMargin));
+  EXPECT_TRUE(lease.is_live(kAsked + kTerm - kMargin - 1ns));
+  EXPECT_FALSE(lease.is_live(kAsked + kTerm - kMargin));
 }
 
 TEST(Lease, RefusesAnswersToWhatWasNeverAsked) {
-  EXPECT_FALSE(Lease(kTerm, kMargin).answer(kStart));
-  EXPECT_FALSE(needed().answer(kStart + 1ns));
+  EXPECT_FALSE(Lease(kTerm, kMargin).answer(kAsked));
+  EXPECT_FALSE(needed().answer(kAsked + 1ns));
   EXPECT_FALSE(needed().answer(Instant::max()));
 }
 
 TEST(Lease, IsNotShortenedByAnswersThatComeAgain) {
   Lease lease = needed();
-  lease.ask(kStart + 2s);
-  ASSERT_TRUE(lease.answer(kStart + 2s));
+  lease.ask(kAsked + 2s);
+  ASSERT_TRUE(lease.answer(kAsked + 2s));
 
-  EXPECT_TRUE(lease.answer(kStart));
+  EXPECT_TRUE(lease.answer(kAsked));
   EXPECT_TRUE(lease.answer(Instant::min()));
 
-  EXPECT_TRUE(lease.is_live(kStart + 2s + kTerm - kMargin - 1ns));
+  EXPECT_TRUE(lease.is_live(kAsked + 2s + kTerm - kMargin - 1ns));
 }
 
 TEST(Lease, WantsRenewalThreeTimesInATerm) {
   Lease lease = needed();
 
-  EXPECT_EQ(lease.due(), kStart + 2s);
-  EXPECT_FALSE(lease.wants_renewal(kStart + 2s - 1ns));
-  EXPECT_TRUE(lease.wants_renewal(kStart + 2s));
-  lease.ask(kStart + 2s);
-  EXPECT_FALSE(lease.wants_renewal(kStart + 2s));
-  EXPECT_EQ(lease.due(), kStart + 4s);
+  EXPECT_EQ(lease.due(), kAsked + 2s);
+  EXPECT_FALSE(lease.wants_renewal(kAsked + 2s - 1ns));
+  EXPECT_TRUE(lease.wants_renewal(kAsked + 2s));
+  lease.ask(kAsked + 2s);
+  EXPECT_FALSE(lease.wants_renewal(kAsked + 2s));
+  EXPECT_EQ(lease.due(), kAsked + 4s);
 }
 
 TEST(Lease, LapsesBeforeTheConsumerCountsAsSilent) {
   Lease lease = needed();
-  lease.ask(kStart + 2s);
-  ASSERT_TRUE(lease.answer(kStart));
-  lease.ask(kStart + 5s);
+  lease.ask(kAsked + 2s);
+  ASSERT_TRUE(lease.answer(kAsked));
+  lease.ask(kAsked + 5s);
 
-  EXPECT_FALSE(lease.has_lapsed(kStart + kTerm - kMargin - 1ns));
-  EXPECT_TRUE(lease.has_lapsed(kStart + kTerm - kMargin));
-  EXPECT_FALSE(lease.is_silent(kStart + kTerm - 1ns));
-  EXPECT_TRUE(lease.is_silent(kStart + kTerm));
-  EXPECT_EQ(lease.due(), kStart + kTerm) << "before the next renewal";
+  EXPECT_FALSE(lease.has_lapsed(kAsked + kTerm - kMargin - 1ns));
+  EXPECT_TRUE(lease.has_lapsed(kAsked + kTerm - kMargin));
+  EXPECT_FALSE(lease.is_silent(kAsked + kTerm - 1ns));
+  EXPECT_TRUE(lease.is_silent(kAsked + kTerm));
+  EXPECT_EQ(lease.due(), kAsked + kTerm) << "before the next renewal";
 }
 
 TEST(Lease, HoldsNoSilenceAgainstAConsumerThatWasNotAsked) {
   Lease lease = needed();
-  ASSERT_TRUE(lease.answer(kStart));
+  ASSERT_TRUE(lease.answer(kAsked));
   lease.rest();
 
-  const Instant later = kStart + 10 * kTerm;
+  const Instant later = kAsked + 10 * kTerm;
   EXPECT_FALSE(lease.is_silent(later));
   EXPECT_FALSE(lease.has_lapsed(later));
   lease.need(later);
