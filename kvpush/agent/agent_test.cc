@@ -289,6 +289,22 @@ TEST(Agent, RefusesMemoryThatTheRegionsDoNotHold) {
   EXPECT_EQ(Agent::open(options, engine.layout(), engine.regions()).error().code, ErrorCode::kUnavailable);
 }
 
+TEST(Agent, KeepsARegistrationThatWaitsForSeveralLeases) {
+  const ProtocolOptions protocol{.lease = 500ms, .lease_margin = 100ms};
+  LoopbackNetwork network;
+  Engine producer("p", network, protocol);
+  Engine consumer("d", network, protocol);
+  fill(producer.block(0), 8);
+
+  consumer.receive("x", {BlockId{4}}, producer);
+  EXPECT_FALSE(consumer.agent().wait(2s)) << "nothing ends by itself";
+  producer.send("x", {BlockId{0}});
+
+  EXPECT_EQ(consumer.next<ReceiveEnded>().error, std::nullopt);
+  EXPECT_EQ(producer.next<SendEnded>().error, std::nullopt);
+  EXPECT_THAT(consumer.block(4), testing::Each(std::byte{8}));
+}
+
 TEST(Agent, UsesNoCpuWhileSessionsAreOpenAndNothingMoves) {
   LoopbackNetwork network;
   Engine producer("p", network);

@@ -127,7 +127,9 @@ void Chaos::step() {
   if (!world_.writes().empty() && one_in(write_pace_)) move_writes();
   for (Rank* producer : producers_) {
     if (producer->is_full && one_in(20)) world_.set_full(*producer, false);
-    if (producer->is_stopped && one_in(40)) world_.set_stopped(*producer, false);
+  }
+  for (Rank* rank : world_.ranks()) {
+    if (rank->is_stopped && one_in(40)) world_.set_stopped(*rank, false);
   }
   if (one_in(10)) ask();
   if (has_doubts_ && one_in(40)) change_mind();
@@ -167,7 +169,7 @@ void Chaos::change_mind() {
   };
   switch (random_.below(4)) {
     case 0:
-      if (!consumer.requests.empty()) world_.abandon(consumer, any_request(consumer));
+      if (!consumer.requests.empty() && !consumer.is_stopped) world_.abandon(consumer, any_request(consumer));
       break;
     case 1:
       if (!producer.requests.empty() && !producer.is_stopped) world_.cancel(producer, any_request(producer));
@@ -175,7 +177,8 @@ void Chaos::change_mind() {
     case 2:
       if (producer.is_alive && !producer.is_stopped) world_.withdraw(producer, any_transfer());
       break;
-    default: world_.decline(consumer, any_transfer(), "P");
+    default:
+      if (!consumer.is_stopped) world_.decline(consumer, any_transfer(), "P");
   }
 }
 
@@ -200,8 +203,8 @@ void Chaos::make_trouble() {
     case 5: world_.set_directory("P", one_in(2)); break;
     case 6: world_.set_full(*any_of(producers_), true); break;
     case 7: {
-      Rank& producer = *any_of(producers_);
-      if (producer.is_alive && !producer.is_stopped) world_.set_stopped(producer, true);
+      Rank& rank = one_in(2) ? *any_of(producers_) : any_consumer();
+      if (rank.is_alive && !rank.is_stopped) world_.set_stopped(rank, true);
       break;
     }
     default:
@@ -211,7 +214,10 @@ void Chaos::make_trouble() {
         world_.restart("P");
       }
   }
-  if (!world_.gone().empty() && one_in(2)) world_.notice_gone(random_.below(world_.gone().size()));
+  if (!world_.gone().empty() && one_in(2)) {
+    const std::size_t index = random_.below(world_.gone().size());
+    if (!world_.gone()[index].first->is_stopped) world_.notice_gone(index);
+  }
 }
 
 void Chaos::move_writes() {
@@ -232,10 +238,10 @@ void Chaos::move_writes() {
 void Chaos::calm_down() {
   if (!producers_.front()->is_alive) world_.restart("P");
   world_.set_directory("P", true);
-  for (Rank* producer : producers_) {
-    world_.set_full(*producer, false);
-    if (producer->is_stopped) world_.set_stopped(*producer, false);
+  for (Rank* rank : world_.ranks()) {
+    if (rank->is_stopped) world_.set_stopped(*rank, false);
   }
+  for (Rank* producer : producers_) world_.set_full(*producer, false);
   for (const std::string engine : {"P", "C", "D"}) {
     if (!one_in(8)) continue;
     for (Rank* rank : world_.ranks_of(engine)) world_.drain(*rank);

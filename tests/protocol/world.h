@@ -151,7 +151,10 @@ class World {
   // Messages and answers of directories.
   std::vector<std::pair<Connection*, Side>> arrivals();
   void deliver(Connection& connection, Side side);
-  std::size_t resolves() const { return resolving_.size(); }
+  // Answers under way; behind one for a rank that is stopped they wait.
+  std::size_t resolves() const {
+    return resolving_.empty() || resolving_.front().first->is_stopped ? 0 : resolving_.size();
+  }
   void resolve();
   // Everything that arrives, answers included, until nothing does. Writes stay where they are.
   void deliver_all(const std::string& only_to = "");
