@@ -92,6 +92,9 @@ Result<std::unique_ptr<Agent>> Agent::open(AgentOptions options, const RankLayou
   if (options.engine_id.empty() || options.engine_id.size() > kEngineIdBytesMax) {
     return fail(ErrorCode::kBadConfig, "an engine id has 1 to 128 bytes");
   }
+  if (options.protocol.lease_margin >= options.protocol.lease) {
+    return fail(ErrorCode::kBadConfig, "a lease must be longer than its margin");
+  }
   if (const Result<void> valid = validate(layout); !valid) return std::unexpected(valid.error());
   for (const Plane& plane : layout.planes) {
     if (!is_inside(extent(plane), regions)) {

@@ -46,7 +46,7 @@ class Agent {
  public:
   // Registers `regions` with each transport and starts to listen. The regions must hold every plane and stay mapped
   // until stop() has returned. kLayoutMismatch: `layout` is not valid. kOutOfRegion: a plane leaves the regions.
-  // kBadConfig: an address cannot be bound. kUnavailable: no transport works.
+  // kBadConfig: an address cannot be bound, or an option is no good. kUnavailable: no transport works.
   static Result<std::unique_ptr<Agent>> open(AgentOptions options, const RankLayout& layout,
                                              const std::vector<MemoryRange>& regions);
   // stop() must have been called.

@@ -276,6 +276,14 @@ TEST(Agent, TakesAllCommandsOfAStepOrNone) {
   EXPECT_EQ(commands.size(), kMailboxCommandsMax + 1);
 }
 
+TEST(Agent, RefusesALeaseThatIsAllMargin) {
+  LoopbackNetwork network;
+  Engine engine("e", network);
+  const AgentOptions options{.engine_id = "other", .protocol = {.lease = 1s, .lease_margin = 1s}};
+
+  EXPECT_EQ(Agent::open(options, engine.layout(), engine.regions()).error().code, ErrorCode::kBadConfig);
+}
+
 TEST(Agent, RefusesMemoryThatTheRegionsDoNotHold) {
   LoopbackNetwork network;
   Engine engine("e", network);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/protocol/text.h"
@@ -114,6 +115,8 @@ TEST_F(Leases, A4WhatWasHeldBackIsPostedInTheSameSessionWhenTheConsumerAnswersAg
   world_.deliver_all();
 
   EXPECT_EQ(world_.writes().size(), 2u);
+  EXPECT_THAT(world_.take_lines(),
+              ::testing::Contains(::testing::HasSubstr("renews its lease late: 2 registrations have waited for it")));
   complete_writes();
   EXPECT_EQ(consumer().complete_count, 2u);
   EXPECT_EQ(sent().sessions_lost, 0u);

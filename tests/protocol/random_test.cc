@@ -83,9 +83,9 @@ WorldOptions options_of(Random& random, bool has_trouble) {
     // wait does not wait for thousands of renewals.
     options.protocol.lease = 60ms;
     options.protocol.lease_margin = 10ms;
-    options.protocol.hold_timeout = 1s;
-    options.protocol.match_timeout = 3s;
-    options.protocol.receive_timeout = 4s;
+    options.protocol.hold_timeout = 300ms;
+    options.protocol.match_timeout = 1s;
+    options.protocol.receive_timeout = 1500ms;
   }
   return options;
 }

@@ -160,21 +160,24 @@ void World::advance_to(Instant then) {
         if (rank.consumer) rank.consumer->tick(now_, out);
       });
     }
-    for (Connection& connection : connections_) {
-      while (renew_quietly(connection, Side::kConsumer) || renew_quietly(connection, Side::kProducer)) {
-      }
-    }
+    if (options_.renews_quietly) renew_quietly();
   }
   now_ = std::max(now_, then);
 }
 
-bool World::renew_quietly(Connection& connection, Side side) {
-  const Connection::End& end = connection.end(side);
-  if (!options_.renews_quietly || end.arriving.empty() || end.rank->is_stopped) return false;
-  const auto* said = std::get_if<Connection::Said>(&end.arriving.front());
-  if (said == nullptr || !is_renewal(said->message)) return false;
-  deliver(connection, side);
-  return true;
+void World::renew_quietly() {
+  const auto deliver_renewals = [this](Connection& connection, Side side) {
+    const Connection::End& end = connection.end(side);
+    while (!end.arriving.empty() && !end.rank->is_stopped) {
+      const auto* said = std::get_if<Connection::Said>(&end.arriving.front());
+      if (said == nullptr || !is_renewal(said->message)) return;
+      deliver(connection, side);
+    }
+  };
+  for (Connection& connection : connections_) {
+    deliver_renewals(connection, Side::kConsumer);
+    deliver_renewals(connection, Side::kProducer);
+  }
 }
 
 // Messages.

@@ -198,7 +198,7 @@ class World {
   template <class Step>
   void step(Rank& rank, Step on);
   void post(Rank& producer);
-  bool renew_quietly(Connection& connection, Side side);
+  void renew_quietly();
   void perform(Rank& rank, const Action& action, Actions& more);
   void dial(Rank& rank, const Dial& action);
   void send(Rank& rank, const SendMessage& action);
