@@ -34,9 +34,7 @@ OUT = ROOT / "build" / "bench" / "peers"
 MODEL = OUT / "model"
 IDLE_S = 5.0
 NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
-OPTIONS = servers.Vllm(
-    model=MODEL, model_len_max=4096, batched_tokens_max=2048, args=("--load-format", "dummy", "--block-size", "16")
-)
+OPTIONS = servers.Vllm(model=MODEL, model_len_max=4096, batched_tokens_max=2048, args=("--load-format", "dummy"))
 
 
 def make_model() -> None:
