@@ -11,8 +11,10 @@ set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
 
 find_program(KVPUSH_CCACHE ccache)
 if(KVPUSH_CCACHE)
-  # The package is built in a folder of its own; without the folder in the key it takes the release build's objects.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${KVPUSH_CCACHE})
+  # The package is built in a folder of its own; without the folder in the key, neither by name nor in the paths of
+  # what it generates, it takes the release build's objects.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      ${KVPUSH_CCACHE})
 endif()
 
 # Flags of every target of ours; vendor headers are SYSTEM and stay quiet.
