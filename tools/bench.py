@@ -8,13 +8,11 @@ to each program, such as --benchmark_filter=Plan.
 from __future__ import annotations
 
 import os
-import platform
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import process
+from machine import machine
 from process import ROOT
 
 BUILD = ROOT / "build" / "release"
@@ -33,18 +31,9 @@ def build() -> None:
             sys.exit(f"{process.tail(one.log, 30)}\n{name} failed with {code}; see {one.log}")
 
 
-def machine() -> str:
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    cores = len(os.sched_getaffinity(0))
-    return f"{model[1] if model else platform.machine()}, {cores} cores, Linux {platform.release()}; commit {commit}"
-
-
 def main() -> int:
     build()
-    print(machine(), flush=True)
+    print("{cpu}, {cores} cores, Linux {kernel}; commit {commit}".format(**machine()), flush=True)
     programs = sorted(path for path in BUILD.rglob("*_bench") if os.access(path, os.X_OK) and path.is_file())
     failed = []
     for program in programs:

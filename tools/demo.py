@@ -70,9 +70,7 @@ def show_streamed(url: str, prompt: str) -> str:
 
 def show_transfers(p: servers.VllmServer, d: servers.VllmServer) -> None:
     """One timeline for each transfer, from what both sides remember of it. Both run on the clock of this machine."""
-    deadline = time.monotonic() + SETTLE_LIMIT_S
-    while (p.transfers("live") or d.transfers("live")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    servers.wait_until(lambda: not p.transfers("live") and not d.transfers("live"), SETTLE_LIMIT_S)
     print("\nWhat happened to each transfer, in milliseconds after its first event:\n")
     for received in d.transfers("ended"):
         (sent,) = (one for one in p.transfers("ended") if one["transfer_id"] == received["transfer_id"])

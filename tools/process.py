@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,26 @@ def end_on_signals() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def stat_fields(stat: Path) -> list[str]:
+    """The fields of a /proc/*/stat from the state on, which is the first; [] if what it tells of has ended."""
+    try:
+        return stat.read_text().rpartition(") ")[2].split()
+    except OSError:
+        return []
+
+
+def cpu_ticks(fields: Sequence[str]) -> int:
+    """CPU time, of user and kernel, in clock ticks; 0 for what has ended."""
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def session_stats(session: int) -> Iterator[Path]:
+    """The /proc/*/stat of each process of a session."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        if stat_fields(stat)[3:4] == [str(session)]:
+            yield stat
 
 
 class Guard:

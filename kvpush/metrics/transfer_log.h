@@ -30,8 +30,8 @@ inline constexpr std::size_t kTimelinePointsMax = 8;
 // Thread: value type.
 class Timeline {
  public:
-  // More than kTimelinePointsMax points are a bug.
-  void note(const char* name, Instant at);
+  // A point that has not come is left out. More than kTimelinePointsMax points are a bug.
+  void note(const char* name, std::optional<Instant> at);
   const TimelinePoint* begin() const { return points_.data(); }
   const TimelinePoint* end() const { return points_.data() + count_; }
   bool empty() const { return count_ == 0; }

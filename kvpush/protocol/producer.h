@@ -198,6 +198,8 @@ class Producer {
   void on(const Session& session, const Done& message);
   void on(ConnectionId connection, Session& session, const Renewed& message, Instant now, Actions& out);
   void ask_for_renewal(ConnectionId connection, Session& session, Instant now, Actions& out);
+  // There is a registration: from now on the lease is kept alive.
+  void need_lease(ConnectionId connection, Session& session, Instant now, Actions& out);
   // Of a lease that is needed: asks for it when that is due, or gives the session up.
   void keep_lease(ConnectionId connection, Session& session, Instant now, Actions& out);
   bool has_registrations(const ConsumerKey& consumer) const;

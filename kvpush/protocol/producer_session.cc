@@ -104,8 +104,7 @@ void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
   session.lease = Lease(options_.lease, options_.lease_margin);
   ask_for_renewal(connection, session, now, out);
   if (has_registrations({session.hello.from.incarnation, session.hello.from.rank})) {
-    session.lease.need(now);
-    keep_lease(connection, session, now, out);
+    need_lease(connection, session, now, out);
   }
   out.push_back(Note{fmt::format("consumer {} has a session over {}", describe(session.hello.from),
                                  transports_[session.transport].name)});
@@ -144,10 +143,7 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   (*transfer)->registrations.insert(key);
   (*transfer)->ranks_ended.erase(key.consumer.rank);
   deadlines_.set({.kind = Kind::kMatch, .registration = key}, now + options_.match_timeout);
-  if (!session.lease.is_needed()) {
-    session.lease.need(now);
-    keep_lease(connection, session, now, out);
-  }
+  need_lease(connection, session, now, out);
   if ((*transfer)->send) start(key, registration, **transfer, now, out);
   settle_transfer(message.transfer_id, now, out);
 }
@@ -193,6 +189,12 @@ void Producer::on(ConnectionId connection, Session& session, const Renewed& mess
 void Producer::ask_for_renewal(ConnectionId connection, Session& session, Instant now, Actions& out) {
   session.lease.ask(now);
   out.push_back(SendMessage{connection, Renew{now}});
+}
+
+void Producer::need_lease(ConnectionId connection, Session& session, Instant now, Actions& out) {
+  if (session.lease.is_needed()) return;
+  session.lease.need(now);
+  keep_lease(connection, session, now, out);
 }
 
 void Producer::keep_lease(ConnectionId connection, Session& session, Instant now, Actions& out) {

@@ -102,7 +102,7 @@ Scheduled::Side to_side(const std::string& name) {
 }
 
 Instant to_instant(nb::handle seconds, const char* what) {
-  return Instant{std::chrono::duration_cast<Duration>(std::chrono::duration<double>(to<double>(seconds, what)))};
+  return Instant{to_duration(to<double>(seconds, what))};
 }
 
 std::optional<Instant> instant_or_none(nb::handle object, const char* name) {
@@ -157,6 +157,10 @@ RankLayout to_layout(const nb::list& planes) {
   layout.planes.reserve(planes.size());
   for (nb::handle plane : planes) layout.planes.push_back(to_plane(plane));
   return layout;
+}
+
+Duration to_duration(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
 std::vector<MemoryRange> to_regions(const nb::list& regions) {

@@ -27,6 +27,7 @@ inline void value_or_raise(const Result<void>& result) {
 }
 
 // Raise TypeError or ValueError for what is not as kvpush/types.py says.
+Duration to_duration(double seconds);
 std::vector<Command> to_commands(const nanobind::list& commands);
 RankLayout to_layout(const nanobind::list& planes);
 std::vector<MemoryRange> to_regions(const nanobind::list& regions);

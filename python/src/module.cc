@@ -25,10 +25,6 @@ namespace {
 // An agent that Python forgot to stop gets this long to end what runs; its memory may be gone right after.
 constexpr Duration kForgottenLimit = std::chrono::seconds(1);
 
-Duration to_duration(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
-
 // An Agent that stops at its end.
 //
 // Job: keeps the rules of Agent whatever Python does, and its waits outside the GIL.

@@ -51,6 +51,14 @@ class Leases : public ::testing::Test {
     world_.advance_to(end);
   }
   void pass_in_silence(Duration duration) { world_.advance_to(world_.now() + duration); }
+  // Both sides ask, nothing of it is written, and the consumer is gone for good.
+  void ask_and_lose_consumer(const TransferId& transfer_id) {
+    world_.set_full(producer(), true);
+    ask(transfer_id);
+    world_.deliver_all();
+    world_.set_stopped(consumer(), true);
+    world_.cut(world_.connections().back(), true);
+  }
   void complete_writes() {
     while (!world_.writes().empty()) world_.complete(world_.writes().front());
     world_.deliver_all();
@@ -199,11 +207,7 @@ TEST_F(Leases, B9BlocksReadForASilentConsumerAreBackAfterOneLeaseAndDrain) {
 }
 
 TEST_F(Leases, B9BlocksOfADeadConsumerAreKeptForAnotherOneForALease) {
-  world_.set_full(producer(), true);
-  ask("x1");
-  world_.deliver_all();
-  world_.set_stopped(consumer(), true);
-  world_.cut(world_.connections().back(), true);
+  ask_and_lose_consumer("x1");
 
   pass(kOptions.lease - 1ns);
   EXPECT_EQ(producer().requests.size(), 1u);
@@ -213,11 +217,7 @@ TEST_F(Leases, B9BlocksOfADeadConsumerAreKeptForAnotherOneForALease) {
 }
 
 TEST_F(Leases, B9AnotherConsumerThatComesInTimeGetsTheKv) {
-  world_.set_full(producer(), true);
-  ask("x1");
-  world_.deliver_all();
-  world_.set_stopped(consumer(), true);
-  world_.cut(world_.connections().back(), true);
+  ask_and_lose_consumer("x1");
   pass(kOptions.lease - 1ns);
 
   Rank& other = *world_.ranks_of("D").front();

@@ -179,9 +179,7 @@ def test_decode_that_waits_for_kv_uses_little_cpu(pair, record_property):
 
     client = threading.Thread(target=wait_in_vain)
     client.start()
-    deadline = time.monotonic() + ARRIVAL_S
-    while not pair.d.transfers("live") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    servers.wait_until(lambda: pair.d.transfers("live"), ARRIVAL_S)
     assert [one["transfer_id"] for one in pair.d.transfers("live")] == ["no-prefill-has-this"]
     begin = pair.d.cpu_seconds()
     time.sleep(WAIT_S)
@@ -226,9 +224,8 @@ def test_vllm_counts_transfers_and_kvpush_traces_them(pair):
     expected = [count + 1 for count in counted()]
     pair.complete(f"Where did the time go? {prompts.STORIES[7]}")
     pair.wait_for_rest()
-    deadline = time.monotonic() + ARRIVAL_S  # of the last step's statistics at the front end
-    while counted() != expected and time.monotonic() < deadline:
-        time.sleep(0.05)
+    # The last step's statistics arrive at the front end.
+    servers.wait_until(lambda: counted() == expected, ARRIVAL_S)
 
     assert counted() == expected
     addresses = [f"{servers.HOST}:{pair.d.directory_port}", pair.router.url.removeprefix("http://")]
