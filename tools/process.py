@@ -101,7 +101,8 @@ class Process:
     env: Mapping[str, str] = field(default_factory=dict)
     cores: frozenset[int] | None = None
     append: bool = False
-    child: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    piped: bool = False  # the caller writes its standard input and reads its standard output, as text
+    child: subprocess.Popen | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Call from a thread that outlives the child."""
@@ -122,9 +123,10 @@ class Process:
                 [str(word) for word in self.command],
                 cwd=ROOT,
                 env={**os.environ, **self.env},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE if self.piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self.piped else out,
+                stderr=out,
+                text=self.piped or None,
                 start_new_session=True,
                 preexec_fn=in_child,
             )

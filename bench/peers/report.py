@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 
+import figures
+import plot
+from figures import Estimate, percentile
 from load import Load, Record
 
-RESAMPLES = 2000
 BASE = "alone"
 PEERS = ("nixl-pull", "nixl-push")
-
-
-def percentile(values: Iterable[float], share: float) -> float:
-    """Nearest rank."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % of the means of resamples, always the same ones."""
-    chance = random.Random(1)
-    means = [statistics.fmean(chance.choices(values, k=len(values))) for _ in range(RESAMPLES)]
-    return percentile(means, 0.025), percentile(means, 0.975)
 
 
 @dataclass
@@ -58,23 +44,17 @@ class Series:
         return [record.text for record in self.records]
 
 
-@dataclass
-class Exposed:
-    """TTFT beyond that of a single server, in seconds: the mean over the rotations and its 95 % interval."""
+def exposed(series: Series, base: Series, share: float) -> Estimate | None:
+    """TTFT beyond that of a single server, in seconds.
 
-    mean_s: float
-    low_s: float
-    high_s: float
-
-
-def exposed(series: Series, base: Series, share: float) -> Exposed | None:
-    """Paired: each rotation's TTFT percentile minus that of the single server in the same rotation."""
+    Paired: each rotation's TTFT percentile minus that of the single server in the same rotation.
+    """
     beyond = []
     for rotation in range(len(series.rotations)):
         own, alone = series.ttft_s(rotation, share), base.ttft_s(rotation, share)
         if own is not None and alone is not None:
             beyond.append(own - alone)
-    return Exposed(statistics.fmean(beyond), *interval(beyond)) if beyond else None
+    return figures.mean(beyond) if beyond else None
 
 
 def summary(series: Series, all_of_load: dict[str, Series], idle: dict[str, float]) -> dict:
@@ -97,7 +77,7 @@ def summary(series: Series, all_of_load: dict[str, Series], idle: dict[str, floa
     if series.way != BASE and BASE in all_of_load:
         for share, name in ((0.5, "exposed_p50_ms"), (0.9, "exposed_p90_ms")):
             if beyond := exposed(series, all_of_load[BASE], share):
-                row[name] = [round(1000 * v, 1) for v in (beyond.mean_s, beyond.low_s, beyond.high_s)]
+                row[name] = [round(1000 * v, 1) for v in beyond]
     for other in (BASE, PEERS[0]):
         if other in all_of_load and other != series.way:
             pairs = zip(series.texts(), all_of_load[other].texts(), strict=True)
@@ -131,43 +111,19 @@ def _with_interval(values: Sequence[float]) -> str:
 def table(rows: Sequence[dict]) -> str:
     """Markdown, one table for each load."""
     lines: list[str] = []
-    for prompt_tokens, at_once in dict.fromkeys((row["prompt_tokens"], row["at_once"]) for row in rows):
-        lines += ["", f"Prompts of {prompt_tokens} tokens, {at_once} at once; times in ms:", ""]
-        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-        for row in rows:
-            if (row["prompt_tokens"], row["at_once"]) == (prompt_tokens, at_once):
-                lines.append("| " + " | ".join(_cell(cell, row) for cell in COLUMNS.values()) + " |")
+    for load in dict.fromkeys((row["prompt_tokens"], row["at_once"]) for row in rows):
+        lines += ["", "Prompts of {} tokens, {} at once; times in ms:".format(*load), ""]
+        lines += figures.table(COLUMNS, [row for row in rows if (row["prompt_tokens"], row["at_once"]) == load])
     return "\n".join(lines)
-
-
-def _cell(cell, row: dict) -> str:
-    try:
-        return str(cell(row))
-    except KeyError:  # not measured for this way
-        return "-"
 
 
 def picture(rows: Sequence[dict]) -> str:
     """An SVG with one bar for each way and load: exposed time at p50, with its interval."""
-    bars = [row for row in rows if "exposed_p50_ms" in row]
-    longest = max([row["exposed_p50_ms"][2] for row in bars] + [1.0])
-    left, width, step = 300, 600, 22
-    scale = width / longest
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{step * len(bars) + 40}" '
-        'font-family="sans-serif" font-size="12">',
-        '<text x="10" y="18" font-weight="bold">Time to first token beyond a single server, p50, ms (95 %)</text>',
-    ]
-    for index, row in enumerate(bars):
-        mean, low, high = row["exposed_p50_ms"]
-        y = 30 + index * step
-        colour = "#2a7" if row["way"].startswith("kvpush") else "#888"
-        label = f"{row['way']}, {row['prompt_tokens']} tokens, {row['at_once']} at once"
-        parts += [
-            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>',
-            f'<rect x="{left}" y="{y}" width="{max(0.0, mean * scale):.1f}" height="16" fill="{colour}"/>',
-            f'<line x1="{left + max(0.0, low * scale):.1f}" x2="{left + max(0.0, high * scale):.1f}" y1="{y + 8}" '
-            f'y2="{y + 8}" stroke="black"/>',
-            f'<text x="{left + max(0.0, high * scale) + 6:.1f}" y="{y + 13}">{mean}</text>',
-        ]
-    return "\n".join([*parts, "</svg>", ""])
+    bars = []
+    for row in rows:
+        if "exposed_p50_ms" in row:
+            mean, low, high = row["exposed_p50_ms"]
+            label = f"{row['way']}, {row['prompt_tokens']} tokens, {row['at_once']} at once"
+            colour = plot.OWN if row["way"].startswith("kvpush") else plot.OTHER
+            bars.append(plot.Bar(label, mean, str(mean), colour, (low, high)))
+    return plot.bars("Time to first token beyond a single server, p50, ms (95 %)", bars)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import servers
-from process import cpu_ticks, session_stats, stat_fields
+import threads
 
-SPINNER_SHARE = 0.5  # of a core, without a request
 REST_S = 3.0  # vLLM polls for a second after its last message
 
 
@@ -89,7 +88,7 @@ class Deployment:
         """
         moved = 0
         for one in self.servers.values():
-            for thread in threads(one.pid):
+            for thread in threads.of_session(one.pid):
                 with contextlib.suppress(OSError):  # ended meanwhile
                     if one.cores and not os.sched_getaffinity(thread) <= one.cores:
                         os.sched_setaffinity(thread, one.cores)
@@ -99,13 +98,8 @@ class Deployment:
     def demote_spinners(self, niceness: int) -> int:
         """Gives threads that spin although no request runs a lower priority; returns how many."""
         time.sleep(REST_S)
-        before = {thread: ticks(thread) for one in self.servers.values() for thread in threads(one.pid)}
-        time.sleep(1)
-        limit = SPINNER_SHARE * os.sysconf("SC_CLK_TCK")
-        spinners = [thread for thread, start in before.items() if ticks(thread) - start > limit]
-        for thread in spinners:
-            os.setpriority(os.PRIO_PROCESS, thread, niceness)
-        return len(spinners)
+        everyone = [thread for one in self.servers.values() for thread in threads.of_session(one.pid)]
+        return threads.demote_spinners(everyone, niceness)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -146,16 +140,3 @@ class Deployment:
                 "pp_size": 1,
             }
         return params
-
-
-def threads(session: int) -> list[int]:
-    """Threads of all processes of a session."""
-    found = []
-    for stat in session_stats(session):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            found += [int(task.name) for task in (stat.parent / "task").iterdir()]
-    return found
-
-
-def ticks(thread: int) -> int:
-    return cpu_ticks(stat_fields(Path(f"/proc/{thread}/stat")))
