@@ -175,7 +175,7 @@ int main(int argc, char** argv) {
   CLI::App flags{"Pushes one prompt's KV from one process to another and compares every byte."};
   std::string transport = "auto";
   std::uint32_t tokens = 1000;
-  flags.add_option("--transport", transport, "auto, cma or ucx")->capture_default_str();
+  flags.add_option("--transport", transport, "auto, cma, nixl or ucx")->capture_default_str();
   flags.add_option("--tokens", tokens, "length of the prompt")->check(CLI::Range(1u, kBlocks / 2 * kBlockTokens));
   CLI11_PARSE(flags, argc, argv);
 

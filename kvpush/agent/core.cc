@@ -303,17 +303,17 @@ void AgentCore::perform(const Action& action, Instant now) {
 }
 
 void AgentCore::connect_peer(const ConnectPeer& action, Instant now) {
-  const Result<PeerId> connected = transports_[action.transport]->connect(action.address);
+  Transport& transport = *transports_[action.transport];
+  const Result<PeerId> connected = transport.connect(action.address);
   Result<Peer> peer;
   if (connected) {
-    const Transport& transport = *transports_[action.transport];
     log(LogLevel::kInfo, fmt::format("a peer is connected by {} over {}", transport.name(), transport.wire()));
     peer = Peer{action.transport, *connected};
   } else {
     peer = std::unexpected(connected.error());
   }
   if (consumer_.owns(action.connection)) {
-    consumer_.on_peer(action.connection, peer, now, actions_);
+    consumer_.on_peer(action.connection, peer, now, actions_, transport.address());
   } else {
     producer_.on_peer(action.connection, peer, now, actions_);
   }

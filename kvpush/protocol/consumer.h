@@ -80,8 +80,9 @@ class Consumer {
   void on_connected(ConnectionId connection, Instant now, Actions& out);
   void on(ConnectionId connection, const Message& message, Instant now, Actions& out);
   void on_closed(ConnectionId connection, Instant now, Actions& out);
-  // The answer to ConnectPeer.
-  void on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out);
+  // The answer to ConnectPeer. `address` is the transport's, now that it has connected; empty: as it was.
+  void on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out,
+               std::vector<std::byte> address = {});
   void on_peer_lost(Peer peer, bool writer_gone, Instant now, Actions& out);
 
   std::optional<Instant> deadline() const { return deadlines_.next(); }

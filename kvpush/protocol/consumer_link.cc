@@ -148,7 +148,8 @@ void Consumer::connect_peer(const RankOfLink& at, std::uint32_t first, Instant n
          true, now, out);
 }
 
-void Consumer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out) {
+void Consumer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out,
+                       std::vector<std::byte> address) {
   const auto found = connections_.find(connection);
   if (found == connections_.end()) {
     if (peer) out.push_back(DisconnectPeer{*peer});
@@ -162,7 +163,9 @@ void Consumer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
     return connect_peer(at, session.transport + 1, now, out);
   }
   session.peer = *peer;
-  out.push_back(SendMessage{connection, Assign{session.shares, transports_[session.transport].name}});
+  const TransportView& transport = transports_[session.transport];
+  if (address == transport.address) address.clear();
+  out.push_back(SendMessage{connection, Assign{session.shares, transport.name, std::move(address)}});
 }
 
 void Consumer::on(const RankOfLink& at, const Refused& message, Instant now, Actions& out) {

@@ -77,7 +77,7 @@ void Producer::on(ConnectionId connection, Session& session, const Assign& assig
   session.plan = PairPlan::make(layout_, session.hello.layout, assign.shares);
   session.transport = static_cast<std::uint32_t>(ours - transports_.begin());
   session.state = SessionState::kConnecting;
-  out.push_back(ConnectPeer{connection, session.transport, theirs->address});
+  out.push_back(ConnectPeer{connection, session.transport, assign.address.empty() ? theirs->address : assign.address});
 }
 
 void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out) {

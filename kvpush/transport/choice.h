@@ -11,8 +11,8 @@
 namespace kvpush {
 
 // Ways to make the transports that a user asked for, best first; each is called on the agent thread.
-//   "auto"      cma, then ucx
-//   "cma", "ucx", "loopback"  that one alone
+//   "auto"      cma, then nixl where it is installed, else ucx: the two do not go together in one process
+//   "cma", "nixl", "ucx", "loopback"  that one alone; "nixl:PLUGIN;key=value" is nixl by another plugin
 // kBadConfig: another word. Loopback endpoints find each other if they were made by copies of one returned factory.
 Result<std::vector<std::function<Result<std::unique_ptr<Transport>>()>>> transport_factories(std::string_view wish);
 

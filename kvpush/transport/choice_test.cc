@@ -14,6 +14,12 @@ TEST(TransportFactories, AreInOrderOfPreference) {
   }
 }
 
+TEST(TransportFactories, OfNixlTakeAPlugin) {
+  EXPECT_EQ(transport_factories("nixl").value().size(), 1u);
+  EXPECT_EQ(transport_factories("nixl:LIBFABRIC").value().size(), 1u);
+  EXPECT_EQ(transport_factories("nixl:UCX;nonsense").error().code, ErrorCode::kBadConfig);
+}
+
 TEST(TransportFactories, RefuseAnUnknownWish) {
   EXPECT_EQ(transport_factories("carrier pigeon").error().code, ErrorCode::kBadConfig);
   EXPECT_EQ(transport_factories("").error().code, ErrorCode::kBadConfig);

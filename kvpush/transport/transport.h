@@ -55,7 +55,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // As in configuration, metrics and session start: "cma", "ucx", "loopback".
+  // As in configuration, metrics and session start: "cma", "nixl", "ucx", "loopback".
   virtual std::string_view name() const = 0;
   // The wires in use by now, for people: "process_vm_writev", "tcp", "rc_mlx5,tcp", "not connected".
   virtual std::string_view wire() const = 0;
@@ -70,7 +70,8 @@ class Transport {
   // What a peer passes to its connect(): how to reach this process and the keys of the regions registered by now.
   // At most kTransportAddressBytesMax bytes. Bytes of the backend, opaque to everyone else.
   virtual std::vector<std::byte> address() const = 0;
-  // Connects to the peer that made `address`; both sides connect to each other before either writes.
+  // Connects to the peer that made `address`; both sides connect to each other before either writes, and the second is
+  // given an address that the first has made since it connected: a backend may say there which of its ends waits.
   // kBadMessage: not an address of this backend. kUnavailable: this peer cannot be reached this way (another host, no
   // permission); the session start then tries the next transport. Each call makes a new peer.
   virtual Result<PeerId> connect(std::span<const std::byte> address) = 0;

@@ -48,10 +48,13 @@ Offset<flat::Plane> build(Builder& builder, const Plane& plane) {
                            plane.inner_bytes);
 }
 
+Offset<flatbuffers::Vector<std::uint8_t>> build(Builder& builder, const std::vector<std::byte>& bytes) {
+  return builder.CreateVector(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+}
+
 Offset<flat::TransportOffer> build(Builder& builder, const TransportOffer& offer) {
   const auto name = build(builder, offer.name);
-  const auto address =
-      builder.CreateVector(reinterpret_cast<const std::uint8_t*>(offer.address.data()), offer.address.size());
+  const auto address = build(builder, offer.address);
   return flat::CreateTransportOffer(builder, name, address);
 }
 
@@ -92,7 +95,8 @@ Offset<flat::Assign> build(Builder& builder, const Assign& assign) {
   };
   const auto shares = builder.CreateVectorOfStructs<flat::PlaneShare>(assign.shares.size(), fill);
   const auto transport = build(builder, assign.transport);
-  return flat::CreateAssign(builder, shares, transport);
+  const auto address = assign.address.empty() ? 0 : build(builder, assign.address);
+  return flat::CreateAssign(builder, shares, transport, address);
 }
 
 Offset<flat::Assigned> build(Builder& builder, const Assigned&) {
@@ -191,9 +195,13 @@ Plane read(const flat::Plane& plane) {
   };
 }
 
+std::vector<std::byte> read(const flatbuffers::Vector<std::uint8_t>& bytes) {
+  const auto found = std::as_bytes(std::span(bytes.data(), bytes.size()));
+  return {found.begin(), found.end()};
+}
+
 TransportOffer read(const flat::TransportOffer& offer) {
-  const auto address = std::as_bytes(std::span(offer.address()->data(), offer.address()->size()));
-  return {read(*offer.name()), {address.begin(), address.end()}};
+  return {read(*offer.name()), read(*offer.address())};
 }
 
 BlockSpan read(const flat::BlockSpan& span) {
@@ -228,7 +236,9 @@ Welcome read(const flat::Welcome& welcome) {
 }
 
 Assign read(const flat::Assign& assign) {
-  return {read(*assign.shares()), read(*assign.transport())};
+  Assign message{read(*assign.shares()), read(*assign.transport())};
+  if (assign.address() != nullptr) message.address = read(*assign.address());
+  return message;
 }
 
 Refused read(const flat::Refused& refused) {

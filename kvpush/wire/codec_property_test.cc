@@ -74,10 +74,14 @@ Plane any_plane() {
           .inner_bytes = any<std::uint64_t>()};
 }
 
+std::vector<std::byte> any_address() {
+  std::vector<std::byte> address;
+  for (const char c : any_text(kTransportAddressBytesMax)) address.push_back(static_cast<std::byte>(c));
+  return address;
+}
+
 TransportOffer any_offer() {
-  TransportOffer offer{any_text(kTransportNameBytesMax), {}};
-  for (const char c : any_text(kTransportAddressBytesMax)) offer.address.push_back(static_cast<std::byte>(c));
-  return offer;
+  return {any_text(kTransportNameBytesMax), any_address()};
 }
 
 BlockSpan any_span() {
@@ -98,7 +102,7 @@ Assign any_assign() {
     return PlaneShare{any<std::uint32_t>(), any<std::uint32_t>(), any<std::uint32_t>(), any<std::uint32_t>(),
                       any<std::uint32_t>()};
   };
-  return {any_list(20, any_share), any_text(kTransportNameBytesMax)};
+  return {any_list(20, any_share), any_text(kTransportNameBytesMax), any_address()};
 }
 
 Message any_message() {

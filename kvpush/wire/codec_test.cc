@@ -140,7 +140,7 @@ TEST_P(EachMessage, IsRefusedWhenTruncated) {
 
 INSTANTIATE_TEST_SUITE_P(
     Examples, EachMessage,
-    testing::Values(hello(), welcome(), Assign{{{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}}, "cma"}, Assigned{},
+    testing::Values(hello(), welcome(), Assign{{{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}}, "cma", {std::byte{9}}}, Assigned{},
                     Refused{ErrorCode::kLayoutMismatch, "layer 3: 8 heads here, 4 there"}, registration(),
                     Writing{RegistrationNumber{1}}, delivered(),
                     Failed{RegistrationNumber{2}, ErrorCode::kPeerLost, false}, Quiet{RegistrationNumber{3}},
@@ -231,6 +231,7 @@ const LimitCase kLimitCases[] = {
      kTransportAddressBytesMax},
     {"Shares", [](auto n) { return Assign{Assignment(n), "cma"}; }, kSharesMax},
     {"ChosenTransport", [](auto n) { return Assign{{}, text(n)}; }, kTransportNameBytesMax},
+    {"ChosenAddress", [](auto n) { return Assign{{}, "cma", std::vector<std::byte>(n)}; }, kTransportAddressBytesMax},
     {"RefusalText", [](auto n) { return Refused{ErrorCode::kBusy, text(n)}; }, kRefusalBytesMax},
     {"RefusalCode", [](auto n) { return Refused{static_cast<ErrorCode>(n), ""}; },
      static_cast<std::size_t>(ErrorCode::kStaleSession)},

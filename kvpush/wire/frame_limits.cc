@@ -63,6 +63,9 @@ Result<void> check_greeting(const Greeting& greeting) {
 Result<void> check(const flat::Assign& assign) {
   if (assign.shares()->size() > kSharesMax) return bad("an assignment has too many shares");
   if (assign.transport()->size() > kTransportNameBytesMax) return bad("a transport's name is too long");
+  if (assign.address() != nullptr && assign.address()->size() > kTransportAddressBytesMax) {
+    return bad("a transport's address is too long");
+  }
   return {};
 }
 

@@ -60,6 +60,7 @@ struct Welcome {
 struct Assign {
   Assignment shares;
   std::string transport;
+  std::vector<std::byte> address{};  // C's, now that it has connected; empty: that of Hello
   bool operator==(const Assign&) const = default;
 };
 

@@ -1,4 +1,5 @@
-// The transports that keep the contract. A new backend adds its line in backends.cc.
+// The transports that keep the contract. A new backend adds its line in backends.cc,
+// or a file of its own if it must not meet the others in one process.
 #pragma once
 
 #include <functional>

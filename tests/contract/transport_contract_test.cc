@@ -255,6 +255,27 @@ TEST_P(TransportContract, DisconnectEndsTheWritesUnderWay) {
   EXPECT_TRUE(a.transport->deregister_region(a.region)) << "nothing reads it any more";
 }
 
+TEST_P(TransportContract, ReadsNothingOfADisconnectedWriteAfterItsEnd) {
+  constexpr std::byte kReused{0xdd};
+  Node a = source(8 * kSmall);
+  Node b = target(8 * kSmall);
+  const PeerId to_b = meet(a, b);
+  const Descriptor whole{a.at(0), b.at(0), 8 * kSmall};
+  for (std::uint64_t i = 0; i < 4; ++i) ASSERT_TRUE(a.transport->write(to_b, {&whole, 1}, WriteToken{i}));
+  a.transport->disconnect(to_b);
+  Node* const nodes[] = {&a};
+  ASSERT_TRUE(pump(nodes, [&] { return a.seen.completions.size() == 4; }));
+
+  std::ranges::fill(a.memory, kReused);
+
+  settle(a, b);
+  const PeerId again = meet(a, b);
+  const Descriptor last{a.at(0), b.at(0), 1};
+  ASSERT_TRUE(a.transport->write(again, {&last, 1}, WriteToken{9}));
+  EXPECT_FALSE(outcome(a, b, WriteToken{9})) << "what was under way before has arrived by now";
+  EXPECT_EQ(std::ranges::count(std::span(b.memory).subspan(1), kReused), 0);
+}
+
 TEST_P(TransportContract, IgnoresPeersItDoesNotKnow) {
   Node a = source(kSmall);
   Node b = target(kSmall);
