@@ -253,8 +253,8 @@ struct Pair {
     if (target.address().empty()) return;
     transport = std::move(*open());
     KVPUSH_CHECK(transport->register_region(memory), "not registered");
-    target.connect(transport->address());
     peer = transport->connect(target.address()).value();
+    target.connect(transport->address());
   }
 
   Target target;

@@ -19,8 +19,7 @@ Result<std::vector<std::function<Result<std::unique_ptr<Transport>>()>>> transpo
   const auto loopback = [network = LoopbackNetwork()]() mutable -> Result<std::unique_ptr<Transport>> {
     return network.open("");
   };
-  if (wish == "auto" && find_nixl()) return {{cma, nixl}};
-  if (wish == "auto") return {{cma, ucx}};
+  if (wish == "auto") return {{cma, nixl, ucx}};
   if (wish == "cma") return {{cma}};
   if (wish == "nixl") return {{nixl}};
   if (wish == "ucx") return {{ucx}};

@@ -16,7 +16,8 @@ class Options:
     host: address of this machine, on which everything listens and which peers are told.
     directory_port: TCP port of the engine's directory; vLLM's `kv_port` unless given. 0: any free port.
     control_port: TCP port for the sessions of peers; 0: any free port.
-    transport: how bytes move: "auto", "cma", "ucx".
+    transport: how bytes move: "auto", "cma", "nixl", "ucx"; "nixl:PLUGIN;key=value" names NIXL's plugin and its
+        parameters.
     idle_wait_ms: how long a step without tokens waits for a transfer to end, at most.
     """
 
