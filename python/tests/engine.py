@@ -14,7 +14,7 @@ from typing import Any
 
 from kvpush.types import Abandon, Cancel, Command, Receive, Scheduled, Send
 from kvpush.vllm.metadata import Step
-from kvpush.vllm.scheduler import Engine, SchedulerHalf
+from kvpush.vllm.scheduler import Engine, Progress, SchedulerHalf
 from kvpush.vllm.worker import Results, WorkerHalf
 
 BLOCK = 16
@@ -30,6 +30,7 @@ class FakeAgent:
         self.waits: list[float] = []
         self.full = False
         self.slow = False
+        self.cancelled: set[str] = set()
 
     def submit(self, commands: list[Command]) -> bool:
         if self.full:
@@ -39,8 +40,11 @@ class FakeAgent:
             if isinstance(command, Receive | Send):
                 assert command.request not in self.live, "an agent hears of a request once"
                 self.live[command.request] = "receive" if isinstance(command, Receive) else "send"
-            if isinstance(command, Abandon | Cancel) and command.request in self.live and not self.slow:
-                self.end(command.request, "aborted")
+            if isinstance(command, Abandon | Cancel) and command.request in self.live:
+                if not self.slow:
+                    self.end(command.request, "aborted")
+                elif isinstance(command, Cancel):
+                    self.cancelled.add(command.request)
         return True
 
     def take_events(self) -> list[tuple[str, str, str | None, int, float]]:
@@ -48,11 +52,15 @@ class FakeAgent:
         return events
 
     def wait(self, limit_s: float) -> bool:
+        """Time passes, so that writes of what was cancelled end."""
         self.waits.append(limit_s)
+        while self.cancelled:
+            self.end(self.cancelled.pop(), "aborted")
         return bool(self.events)
 
     def end(self, request: str, error: str | None = None) -> None:
         moved = (0, 0.0) if error else (4096, 0.25)
+        self.cancelled.discard(request)
         self.events.append((self.live.pop(request), request, error, *moved))
 
     def told(self, kind: type) -> list[Any]:
@@ -70,6 +78,7 @@ class Request:
     computed: int = 0
     generated: int = 0
     blocks: list[int] = field(default_factory=list)
+    blocks_told: int = 0  # to the scheduler half, as vLLM's step output does
     local: int = 0  # prompt tokens it computed itself
     failed: bool = False
     response: dict[str, Any] | None = None
@@ -81,7 +90,7 @@ class FakeEngine:
 
     def __init__(self, *, depth: int = 1, recompute: bool = False, blocks: int = 1000, unit: int = 1) -> None:
         ids = iter(range(10**6))
-        engine = Engine("10.0.0.1", 4711, produces=True, consumes=True, unit_tokens=unit)
+        engine = Engine("10.0.0.1", 4711, produces=True, consumes=True, unit_tokens=unit, sends_early=depth == 2)
         self.told: list[Scheduled] = []
         self.clock = 100.0  # a second later each time the scheduler half reads it
         self.half = SchedulerHalf(
@@ -98,12 +107,14 @@ class FakeEngine:
         self.depth, self.recompute = depth, recompute
         self.in_flight: deque[tuple[dict[str, int], Results]] = deque()
         self.chunk = 10**9
+        self.progress: list[Progress] = []
+        self.preempted: list[str] = []
 
     # What clients do.
 
     def add(self, id: str, prompt: int, params: Any = None, **more: Any) -> Request:
         request = self.requests[id] = Request(id, prompt, params, **more)
-        self.half.arrived(id, prompt, params)
+        self.half.arrived(id, prompt, params, request.output)
         return request
 
     def abort(self, id: str) -> None:
@@ -120,6 +131,8 @@ class FakeEngine:
         assert request.status == "running"
         self._give_back(request)
         request.status, request.computed, request.cached = "waiting", 0, 0
+        self.preempted.append(id)
+        self.progress = [one for one in self.progress if one.request != id]
 
     # The engine core's loop.
 
@@ -155,7 +168,12 @@ class FakeEngine:
 
     def execute(self, scheduled: dict[str, int]) -> Results:
         """The worker's part, with metadata as another process would get it."""
-        step: Step = pickle.loads(pickle.dumps(self.half.take_step(sum(scheduled.values()))))
+        taken = self.half.take_step(self.progress, self.preempted, idle=not scheduled)
+        self.progress, self.preempted = [], []
+        step: Step = pickle.loads(pickle.dumps(taken))
+        if step.preempted:
+            self.worker.fence(step)
+        self._assert_reads_what_is_held()
         self.worker.begin(step)
         return self.worker.poll()
 
@@ -240,6 +258,17 @@ class FakeEngine:
         request.local += max(0, min(request.computed + tokens, request.prompt) - request.computed)
         request.computed += tokens
         scheduled[request.id] = tokens
+        new = (request.blocks[request.blocks_told :],)
+        self.progress.append(Progress(request.id, request.computed, new, request.blocks_told == 0))
+        request.blocks_told = len(request.blocks)
+
+    def _assert_reads_what_is_held(self) -> None:
+        """Before a step writes KV."""
+        sends = {send.request: send for send in self.agent.told(Send)}
+        for id, kind in self.agent.live.items():
+            if kind == "send" and not self.worker.counts["unfenced"]:
+                table = sends[id].tables[0].tolist()
+                assert table == self.requests[id].blocks[: len(table)], f"{id} is read after it lost its blocks"
 
     def _promote(self, request: Request) -> None:
         if request.id in self.failed:
@@ -275,7 +304,7 @@ class FakeEngine:
 
     def _give_back(self, request: Request) -> None:
         self.free += request.blocks
-        request.blocks = []
+        request.blocks, request.blocks_told = [], 0
 
     def assert_nothing_left(self) -> None:
         assert not self.requests and not self.agent.live and not self.has_work()

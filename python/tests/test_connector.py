@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole, supports_hma
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.request import RequestStatus
 
@@ -47,6 +49,7 @@ def vllm_config(role, **extra):
         parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
         model_config=SimpleNamespace(is_encoder_decoder=False),
         compilation_config=SimpleNamespace(static_forward_context={name: Layer() for name in LAYERS}),
+        max_concurrent_batches=2,
     )
 
 
@@ -77,11 +80,30 @@ class Engine:
         handshake = pickle.loads(pickle.dumps(self.worker.get_handshake_metadata()))
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
 
-    def step(self, tokens: int = 0):
-        output = SimpleNamespace(total_num_scheduled_tokens=tokens)
-        metadata = self.scheduler.build_connector_meta(output)
-        assert metadata is not None
-        self.worker.bind_connector_metadata(pickle.loads(pickle.dumps(metadata)))
+    def step(self, new=(), cached=(), preempted=()):
+        """`new` and `cached` are (request, computed before, tokens, new block ids), as the step output has them."""
+        empty = SchedulerOutput.make_empty()
+        cached_data = replace(
+            empty.scheduled_cached_reqs,
+            req_ids=[name for name, *_ in cached],
+            num_computed_tokens=[computed for _, computed, _, _ in cached],
+            new_block_ids=[(list(ids),) if ids else None for *_, ids in cached],
+        )
+        tokens = {name: count for name, _, count, _ in (*new, *cached)}
+        output = replace(
+            empty,
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=name, num_computed_tokens=computed, block_ids=(list(ids),))
+                for name, computed, _, ids in new
+            ],
+            scheduled_cached_reqs=cached_data,
+            num_scheduled_tokens=tokens,
+            total_num_scheduled_tokens=sum(tokens.values()),
+            preempted_req_ids=set(preempted),
+        )
+        metadata = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(output)))
+        self.worker.handle_preemptions(metadata)
+        self.worker.bind_connector_metadata(metadata)
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         results = self.worker.get_transfer_results(set())
@@ -122,6 +144,7 @@ def request(name, prompt, params, status=RequestStatus.WAITING, computed=0):
         num_prompt_tokens=prompt,
         num_computed_tokens=computed,
         kv_transfer_params=params,
+        max_tokens=1,
         status=status,
     )
 
@@ -136,7 +159,7 @@ def test_a_prompt_goes_from_prefill_to_decode(engines):
     prefill.scheduler.on_new_request(computed)
     assert prefill.scheduler.get_num_new_matched_tokens(computed, 0) == (0, False)
     prefill.scheduler.update_state_after_alloc(computed, blocks(3, 1, 6), 0)
-    prefill.step(tokens=70)
+    prefill.step(new=[("p", 0, 70, (3, 1, 6))])
     delay_free, params = prefill.scheduler.request_finished_all_groups(computed, ([3, 1, 6],))
     assert delay_free
     assert prefill.scheduler.has_pending_push_work()
@@ -157,6 +180,51 @@ def test_a_prompt_goes_from_prefill_to_decode(engines):
         expected = before[name]
         expected[5], expected[7] = prefill.caches[name][1], prefill.caches[name][6]
         assert torch.equal(decode.caches[name].view(torch.int16), expected.view(torch.int16))
+
+
+def test_the_kv_of_a_prompt_goes_while_its_request_still_runs(engines):
+    prefill, decode = engines
+    leg = request("p", 70, {"do_remote_decode": True, "transfer_id": "t"}, RequestStatus.RUNNING)
+    prefill.scheduler.on_new_request(leg)
+    prefill.scheduler.update_state_after_alloc(leg, blocks(3), 0)
+    prefill.step(new=[("p", 0, 32, (3,))])
+    prefill.step(cached=[("p", 32, 38, (1, 6))])
+    prefill.step()
+
+    params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "transfer_id": "t"}
+    waiting = request("d", 70, {**params, "remote_port": prefill.scheduler._directory.port})
+    decode.scheduler.on_new_request(waiting)
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2, 5, 7), 69)
+    assert decode.step_until(lambda results: results.finished_recving).failed_recving == set()
+    for name in LAYERS:
+        for source, target in zip((3, 1, 6), (2, 5, 7), strict=True):
+            moved, there = prefill.caches[name][source], decode.caches[name][target]
+            assert torch.equal(moved.view(torch.int16), there.view(torch.int16))
+
+    assert prefill.step().finished_sending == set(), "vLLM does not know yet that the request has finished"
+    leg.status, leg.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, 70
+    assert prefill.scheduler.request_finished_all_groups(leg, ([3, 1, 6],))[0]
+    assert prefill.step_until(lambda results: results.finished_sending).finished_sending == {"p"}
+
+
+def test_a_preempted_request_is_sent_again_from_its_new_blocks(engines):
+    prefill, decode = engines
+    leg = request("p", 20, {"do_remote_decode": True, "transfer_id": "t"}, RequestStatus.RUNNING)
+    prefill.scheduler.on_new_request(leg)
+    prefill.scheduler.update_state_after_alloc(leg, blocks(3), 0)
+    prefill.step(new=[("p", 0, 20, (3,))])
+    prefill.step()
+    prefill.step(new=[("p", 0, 20, (4,))], preempted=["p"])
+    prefill.step()
+
+    params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "transfer_id": "t"}
+    waiting = request("d", 20, {**params, "remote_port": prefill.scheduler._directory.port})
+    decode.scheduler.on_new_request(waiting)
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2), 19)
+    assert decode.step_until(lambda results: results.finished_recving).failed_recving == set()
+    for name in LAYERS:
+        moved, there = prefill.caches[name][4], decode.caches[name][2]
+        assert torch.equal(moved.view(torch.int16), there.view(torch.int16))
 
 
 def transfer(prefill, decode):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from engine import BLOCK, FakeEngine, decode_params, prefill_params
 
-from kvpush.types import ABSENT, Abandon, Decline, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, Cancel, Decline, Receive, Send, Withdraw
 from kvpush.vllm.scheduler import tables
 
 both_depths = pytest.mark.parametrize("depth", [1, 2], ids=["one batch", "two batches in flight"])
@@ -77,7 +77,7 @@ def test_decode_that_is_told_to_read_nothing_declines():
     assert engine.half.tokens_to_receive("d", 0) == (99, True)
     engine.half.allocated("d", ([1, 2, 3, 4, 5, 6, 7],), 0)
 
-    assert engine.half.take_step(100).commands == [Decline("t", "10.0.0.2", 4712)]
+    assert engine.half.take_step().commands == [Decline("t", "10.0.0.2", 4712)]
     assert engine.half.finished("d", True, ([],)) == (False, None)
     assert not engine.half.has_something_to_say()
 
@@ -294,6 +294,110 @@ def test_prefill_sends_its_prompt_and_tells_where_it_is(depth):
     engine.assert_nothing_left()
 
 
+def early_prefill(engine):
+    """A request whose KV is being sent although the engine has not seen its token yet."""
+    engine.chunk = 40
+    request = engine.add("p", 100, prefill_params())
+    while not engine.agent.told(Send):
+        assert request.status != "finished"
+        engine.execute(engine.schedule())
+    assert request.status == "running"
+    return request
+
+
+def test_prefill_sends_before_its_token_was_seen_where_another_step_is_in_flight():
+    engine = FakeEngine(depth=2)
+    request = engine.add("p", 100, prefill_params())
+    engine.step()
+    assert not engine.agent.told(Send)
+    scheduled = engine.schedule()
+    engine.execute(scheduled)
+
+    (send,) = engine.agent.told(Send)
+    assert (request.status, send.token_count) == ("running", 100)
+    assert send.tables[0].tolist() == request.blocks[:7]
+    engine.agent.end("p")
+    engine.run()
+    assert len(engine.agent.told(Send)) == 1
+    engine.assert_nothing_left()
+
+
+def test_prefill_that_goes_on_to_generate_sends_when_it_has_finished():
+    engine = FakeEngine(depth=2)
+    request = engine.add("p", 100, prefill_params(), output=3)
+    while request.status != "finished":
+        assert not engine.agent.told(Send)
+        engine.step()
+    engine.step()
+    assert engine.agent.told(Send)
+    engine.agent.end("p")
+    engine.run()
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_send_that_ends_early_is_reported_when_its_request_has_finished(ended):
+    engine = FakeEngine(depth=2)
+    request = early_prefill(engine)
+    if ended:
+        engine.agent.end("p")
+    assert engine.execute(engine.schedule()).sent == set()
+
+    engine._finish(request, "stopped", keep=False)
+    assert request.blocks
+    assert engine.execute({}).sent == ({"p"} if ended else set())
+    if not ended:
+        engine.agent.end("p")
+        assert engine.execute({}).sent == {"p"}
+
+
+def test_abort_of_an_early_send_keeps_the_blocks_until_nothing_reads_them():
+    engine = FakeEngine(depth=2)
+    engine.agent.slow = True
+    request = early_prefill(engine)
+    engine.abort("p")
+    assert request.blocks
+
+    engine.run()
+    assert engine.agent.told(Cancel) == [Cancel("p")]
+    engine.assert_nothing_left()
+
+
+def test_preemption_of_an_early_send_waits_for_its_writes_and_sends_again():
+    engine = FakeEngine(depth=2)
+    engine.agent.slow = True
+    request = early_prefill(engine)
+    engine.preempt("p")
+    engine.free.reverse()
+    engine.execute(engine.schedule())
+    assert "p" not in engine.agent.live, "nothing reads what the step may overwrite"
+    assert not engine.worker.counts["unfenced"]
+
+    while len(engine.agent.told(Send)) < 2:
+        engine.execute(engine.schedule())
+    first, second = engine.agent.told(Send)
+    assert first.tables[0].tolist() != second.tables[0].tolist() == request.blocks[:7]
+
+
+def test_preemption_and_abort_of_an_early_send_report_it_once():
+    engine = FakeEngine(depth=2)
+    engine.agent.slow = True
+    early_prefill(engine)
+    engine.preempt("p")
+    engine.abort("p")
+    assert engine.execute({}).sent == {"p"}
+    assert engine.worker.outstanding() == 0
+
+
+def test_a_preempted_send_that_does_not_end_in_time_is_counted():
+    engine = FakeEngine(depth=2)
+    early_prefill(engine)
+    engine.agent.full = True  # the agent does not even hear of it
+    engine.preempt("p")
+    engine.execute({})
+    assert engine.worker.counts["unfenced"] == 1
+
+
 def test_prefill_offers_whole_units_where_tokens_are_interleaved():
     engine = FakeEngine(unit=BLOCK)
     engine.add("p", 100, prefill_params())
@@ -366,7 +470,7 @@ def test_prefill_that_ended_without_its_prompt_is_withdrawn():
     engine = FakeEngine()
     engine.half.arrived("p", 100, prefill_params())
     assert engine.half.finished("p", False, ([],)) == (False, None)
-    assert engine.half.take_step(0).commands == [Withdraw("t")]
+    assert engine.half.take_step().commands == [Withdraw("t")]
 
 
 @pytest.mark.parametrize("params", [7, [], "x", {"do_remote_decode": "yes"}, prefill_params(5), prefill_params("")])

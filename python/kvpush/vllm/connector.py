@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from kvpush import Agent, DirectoryServer, Error
 from kvpush.vllm import layout
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.options import Options, check_supported
-from kvpush.vllm.scheduler import Engine, SchedulerHalf
+from kvpush.vllm.scheduler import Engine, Progress, SchedulerHalf
 from kvpush.vllm.stats import PromMetrics, Stats
 from kvpush.vllm.worker import WorkerHalf
 
@@ -69,6 +70,7 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
                 produces=transfer.is_kv_producer,
                 consumes=transfer.is_kv_consumer,
                 unit_tokens=layout.unit_tokens(kv_cache_config),
+                sends_early=vllm_config.max_concurrent_batches == 2,
             )
             self._scheduler = SchedulerHalf(engine, tell=self._directory.add)
         atexit.register(self.shutdown)
@@ -84,7 +86,9 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler.
 
     def on_new_request(self, request: Any) -> None:
-        self._scheduler.arrived(request.request_id, request.num_prompt_tokens, request.kv_transfer_params)
+        self._scheduler.arrived(
+            request.request_id, request.num_prompt_tokens, request.kv_transfer_params, request.max_tokens
+        )
         if not isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params = None  # vLLM itself would call .get() on whatever a client sent
 
@@ -98,7 +102,9 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
-        return self._scheduler.take_step(scheduler_output.total_num_scheduled_tokens)
+        progress = _progress(scheduler_output) if self._scheduler.follows_prefills() else ()
+        is_idle = scheduler_output.total_num_scheduled_tokens == 0
+        return self._scheduler.take_step(progress, scheduler_output.preempted_req_ids or (), idle=is_idle)
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._scheduler.reported(connector_output.finished_sending or (), connector_output.finished_recving or ())
@@ -133,6 +139,10 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> RankHandshake | None:
         return None if self._agent is None else RankHandshake(self._agent.document)
+
+    def handle_preemptions(self, kv_connector_metadata: Step) -> None:
+        if kv_connector_metadata.preempted:
+            self._worker.fence(kv_connector_metadata)
 
     def bind_connector_metadata(self, connector_metadata: Step) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -186,6 +196,17 @@ def _open_directory(options: Options) -> DirectoryServer:
             f"the directory cannot listen on {options.host}:{options.directory_port} ({error}); "
             "set host and directory_port in kv_connector_extra_config",
         ) from None
+
+
+def _progress(scheduler_output: Any) -> Iterator[Progress]:
+    scheduled = scheduler_output.num_scheduled_tokens
+    for new in scheduler_output.scheduled_new_reqs:
+        yield Progress(new.req_id, new.num_computed_tokens + scheduled[new.req_id], new.block_ids, True)
+    cached = scheduler_output.scheduled_cached_reqs
+    for request, block_ids, computed in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        yield Progress(request, computed + scheduled[request], block_ids or (), request in cached.resumed_req_ids)
 
 
 def _packing(vllm_config: Any, kv_caches: dict[str, torch.Tensor]) -> dict[str, str]:

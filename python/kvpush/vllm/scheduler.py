@@ -13,12 +13,12 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvpush.types import ABSENT, Abandon, BlockTables, Command, Decline, Receive, Scheduled, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, BlockTables, Cancel, Command, Decline, Receive, Scheduled, Send, Withdraw
 from kvpush.vllm import params as transfer_params
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.params import BadParams, DecodeLeg, PrefillLeg
@@ -55,13 +55,32 @@ class Decode:
 
 @dataclass
 class Prefill:
-    """A request whose KV goes elsewhere; `made_id` is what the client must be told."""
+    """A request whose KV goes elsewhere; `call_id` is what the client must be told.
+
+    `block_ids` are followed only where the KV may be sent before the request has finished.
+    """
 
     transfer_id: str
     prompt_tokens: int
     call_id: str
     arrived: float
+    is_followed: bool
     admitted: float | None = None
+    computed: float | None = None
+    block_ids: list[list[int]] = field(default_factory=list)
+
+
+class Progress(NamedTuple):
+    """What a step does for one of its requests.
+
+    After it the KV of tokens [0, end) exists. The block ids of each group follow those the request has, or replace them
+    if it `begins` (for the first time, or after a preemption); there may be none.
+    """
+
+    request: str
+    end: int
+    block_ids: Sequence[Sequence[int]]
+    begins: bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,10 @@ class Engine:
 
     `host` and `port` are the directory's address for others. KV can be copied in units of `unit_tokens` tokens: 1, or
     the block size if the attention backend interleaves the tokens of a block.
+
+    `sends_early`: vLLM schedules a step while the one before it runs, and none but these two are ever in flight. Then a
+    request of one output token keeps its blocks until it finishes once the step behind that of its last prompt tokens
+    is scheduled without preempting it, and that step may tell the workers to send, before vLLM has seen the token.
     """
 
     host: str
@@ -77,6 +100,7 @@ class Engine:
     produces: bool
     consumes: bool
     unit_tokens: int = 1
+    sends_early: bool = False
 
 
 class SchedulerHalf:
@@ -100,21 +124,24 @@ class SchedulerHalf:
         self._made_ids: OrderedDict[str, str] = OrderedDict()
         self._decodes: dict[str, Decode] = {}
         self._prefills: dict[str, Prefill] = {}
+        self._computed: list[str] = []  # their prompts are whole when the step that was scheduled last has run
+        self._early: dict[str, Prefill] = {}  # of those in _prefills: what the agents were told to send
         self._sending: dict[str, str] = {}  # request -> transfer id, from finish to report
         self._transfers: dict[DecodeLeg | str, str] = {}  # what is in use -> its request
         self._commands: list[Command] = []
         self._refused: list[str] = []
+        self._finished: list[str] = []
 
     # The life of a request, in vLLM's order.
 
-    def arrived(self, request: str, prompt_tokens: int, params: Any) -> None:
+    def arrived(self, request: str, prompt_tokens: int, params: Any, output_tokens_max: int | None = None) -> None:
         """on_new_request."""
         try:
             leg = transfer_params.parse(params)
             if isinstance(leg, DecodeLeg):
                 self._decode_arrived(request, prompt_tokens, leg)
             elif isinstance(leg, PrefillLeg):
-                self._prefill_arrived(request, prompt_tokens, leg)
+                self._prefill_arrived(request, prompt_tokens, leg, output_tokens_max)
         except BadParams as bad:
             self._count("bad_params", request, str(bad))
             if transfer_params.wants_remote_prefill(params):
@@ -172,14 +199,22 @@ class SchedulerHalf:
         prefill = self._prefills.pop(request, None)
         if prefill is None:
             return False, None
-        self._tell_prefill(request, prefill, complete)
-        if not complete:
+        if complete and prefill.computed is None:
+            prefill.computed = self._clock()
+        self._tell_prefill(request, prefill)
+        is_early = self._early.pop(request, None) is not None
+        if not complete and not is_early:
             self._transfers.pop(prefill.transfer_id)
             self._commands.append(Withdraw(prefill.transfer_id))
             return False, None
-        tokens = self._whole_units(prefill.prompt_tokens)
         self._sending[request] = prefill.transfer_id
-        self._commands.append(Send(request, prefill.transfer_id, tokens, tables(block_ids)))
+        if is_early:
+            self._finished.append(request)
+        else:
+            self._commands.append(self._send(request, prefill, block_ids))
+        if not complete:
+            self._commands.append(Cancel(request))
+            return True, None
         return True, {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -201,15 +236,24 @@ class SchedulerHalf:
 
     # Steps.
 
-    def take_step(self, scheduled_tokens: int) -> Step:
+    def follows_prefills(self) -> bool:
+        """Whether take_step() wants to know what the step does."""
+        return self._engine.sends_early and bool(self._prefills)
+
+    def take_step(
+        self, progress: Iterable[Progress] = (), preempted: Iterable[str] = (), *, idle: bool = False
+    ) -> Step:
         """build_connector_meta: everything since the last call."""
-        step = Step(self._commands, self._refused, idle=scheduled_tokens == 0)
-        self._commands, self._refused = [], []
+        fenced = [request for request in preempted if self._preempted(request)]
+        early = [self._send_early(request) for request in self._computed if request in self._prefills]
+        self._computed = [one.request for one in progress if self._completes_prompt(one)]
+        step = Step(self._commands, early, self._finished, fenced, self._refused, idle)
+        self._commands, self._finished, self._refused = [], [], []
         return step
 
     def has_something_to_say(self) -> bool:
         """has_pending_push_work: a step is needed although no request may be left to run."""
-        return bool(self._commands or self._refused)
+        return bool(self._commands or self._finished or self._refused)
 
     def requests(self) -> int:
         """How many requests it follows; 0 when all have ended."""
@@ -259,7 +303,9 @@ class SchedulerHalf:
 
     # Prefill legs.
 
-    def _prefill_arrived(self, request: str, prompt_tokens: int, leg: PrefillLeg) -> None:
+    def _prefill_arrived(
+        self, request: str, prompt_tokens: int, leg: PrefillLeg, output_tokens_max: int | None
+    ) -> None:
         if not self._engine.produces:
             raise BadParams("do_remote_decode, but this engine is a kv_consumer")
         if transfer_params.first_sample_of(request) is not None:
@@ -270,7 +316,36 @@ class SchedulerHalf:
         if transfer_id in self._transfers:
             raise BadParams(f"request {self._transfers[transfer_id]} of this engine has that transfer_id")
         self._transfers[transfer_id] = request
-        self._prefills[request] = Prefill(transfer_id, prompt_tokens, call_id, self._clock())
+        is_followed = self._engine.sends_early and output_tokens_max == 1
+        self._prefills[request] = Prefill(transfer_id, prompt_tokens, call_id, self._clock(), is_followed)
+
+    def _send(self, request: str, prefill: Prefill, block_ids: Sequence[Sequence[int]]) -> Send:
+        return Send(request, prefill.transfer_id, self._whole_units(prefill.prompt_tokens), tables(block_ids))
+
+    def _send_early(self, request: str) -> Send:
+        prefill = self._early[request] = self._prefills[request]
+        prefill.computed = self._clock()
+        return self._send(request, prefill, prefill.block_ids)
+
+    def _completes_prompt(self, progress: Progress) -> bool:
+        """Notes the blocks of a request that is followed."""
+        prefill = self._prefills.get(progress.request)
+        if prefill is None or not prefill.is_followed:
+            return False
+        if progress.begins:
+            prefill.block_ids = [[] for _ in progress.block_ids]
+        for ids, more in zip(prefill.block_ids, progress.block_ids, strict=False):
+            ids.extend(more)
+        return progress.end >= prefill.prompt_tokens and progress.request not in self._early
+
+    def _preempted(self, request: str) -> bool:
+        """Whether the workers must stop reading its blocks. Unless it was aborted since, it will be sent again."""
+        if request in self._computed:
+            self._computed.remove(request)
+        prefill = self._early.pop(request, None)
+        if prefill is not None:
+            prefill.computed = None
+        return prefill is not None or request in self._finished
 
     def _made_id(self, request: str) -> str:
         """A transfer id for a call without one; the later prompts of a call share that of the first."""
@@ -303,7 +378,7 @@ class SchedulerHalf:
             )
         )
 
-    def _tell_prefill(self, request: str, prefill: Prefill, complete: bool) -> None:
+    def _tell_prefill(self, request: str, prefill: Prefill) -> None:
         self._tell(
             Scheduled(
                 "producer",
@@ -312,7 +387,7 @@ class SchedulerHalf:
                 prefill.prompt_tokens,
                 prefill.arrived,
                 admitted=prefill.admitted,
-                computed=self._clock() if complete else None,
+                computed=prefill.computed,
             )
         )
 

@@ -7,6 +7,7 @@ once, and only if a step announced it.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 # Well below what the agent's mailbox holds (kMailboxCommandsMax), so that a storm of aborts passes in pieces.
 COMMANDS_PER_CALL = 4096
+
+# Within a second (drain_limit) the agent ends what it was told to cancel, by closing the endpoint if need be.
+FENCE_LIMIT_S = 1.5
 
 
 class AgentLike(Protocol):
@@ -56,9 +60,36 @@ class WorkerHalf:
         self._idle_wait_s = idle_wait_s
         self._announced: dict[str, str] = {}  # request -> kind of the event that it waits for
         self._refused: set[str] = set()
+        self._aborted: set[str] = set()  # to be reported as sent
+        self._unfinished: set[str] = set()  # of those announced: sent before their end, which comes with a later step
+        self._early_ends: dict[str, Event] = {}  # of sends that were over before their requests
+        self._ended: list[Event] = []  # to be looked at by the next poll
         self._unsent: list[Command] = []  # a full agent takes them later
         self._idle = False
         self._tally = Tally([], [], [], [])
+
+    def fence(self, step: Step) -> None:
+        """Before the step that may overwrite the blocks of preempted requests: returns when no write reads those.
+
+        Waits for FENCE_LIMIT_S at most; a request whose writes did not end until then is counted as "unfenced".
+        """
+        unsent = {one.request for one in self._unsent if isinstance(one, Send)}
+        reading = set(step.preempted) - unsent - self._early_ends.keys()
+        self._unsent = [one for one in self._unsent if not (isinstance(one, Send) and one.request in step.preempted)]
+        self._unsent += map(Cancel, reading)
+        self._submit()
+        until = time.monotonic() + FENCE_LIMIT_S
+        while reading and self._agent.wait(max(0.0, until - time.monotonic())):
+            events = [Event(*event) for event in self._agent.take_events()]
+            reading.difference_update(event.request for event in events)
+            self._ended += [event for event in events if event.request not in step.preempted]
+            self._submit()
+        for request in reading:
+            self._count("unfenced", request, "was preempted, and its KV may still be read for its transfer")
+        for request in step.preempted:
+            del self._announced[request]
+            self._unfinished.discard(request)
+            self._early_ends.pop(request, None)
 
     def begin(self, step: Step) -> None:
         """Before the step's forward pass: what it announces goes to the agent at once.
@@ -67,20 +98,25 @@ class WorkerHalf:
         """
         self._idle = step.idle
         self._refused.update(step.refused)
+        self._aborted.update(set(step.finished) - self._announced.keys())  # fenced
         self._tally.receive_errors.extend("bad_params" for _ in step.refused)
-        self._unsent += [command for command in step.commands if self._announce(command)]
+        self._unsent += [command for command in (*step.commands, *step.early) if self._announce(command)]
+        self._unfinished.update(send.request for send in step.early)
+        self._unfinished.difference_update(step.finished)
+        self._ended += [self._early_ends.pop(request) for request in step.finished if request in self._early_ends]
         self._submit()
 
     def poll(self) -> Results:
         """After the step: what has ended since the last call. An idle step waits a little for something to end."""
         self._submit()
-        if self._idle and self._announced and not self._refused:
+        if self._idle and len(self._announced) > len(self._unfinished) and not (self._refused or self._ended):
             self._agent.wait(self._idle_wait_s)
         self._idle = False
-        results = Results(set(), self._refused, set(self._refused))
-        self._refused = set()
-        for event in self._agent.take_events():
-            self._end(results, Event(*event))
+        results = Results(self._aborted, self._refused, set(self._refused))
+        self._aborted, self._refused = set(), set()
+        ended, self._ended = self._ended, []
+        for event in (*ended, *map(Event._make, self._agent.take_events())):
+            self._end(results, event)
         return results
 
     def take_tally(self) -> Tally:
@@ -90,7 +126,7 @@ class WorkerHalf:
 
     def outstanding(self) -> int:
         """Requests announced and not yet reported."""
-        return len(self._announced) + len(self._refused)
+        return len(self._announced) + len(self._aborted) + len(self._refused)
 
     def _announce(self, command: Command) -> bool:
         """Notes what will end; False for a command that the agent need not hear."""
@@ -112,6 +148,9 @@ class WorkerHalf:
         kind, request, error = event.kind, event.request, event.error
         if self._announced.get(request) != kind:
             self._count("unexpected_events", request, f"a {kind} ended that was not announced; ignored")
+            return
+        if request in self._unfinished:
+            self._early_ends[request] = event
             return
         del self._announced[request]
         if error is not None:
