@@ -23,13 +23,13 @@ LIMIT_S = 10.0
 class Rank:
     """One engine of one rank: a cache, its agent and its directory."""
 
-    def __init__(self, name: str, seed: int, dtype: str = "uint8") -> None:
+    def __init__(self, name: str, seed: int, dtype: str = "uint8", transport: str = "cma") -> None:
         shape = (LAYERS, BLOCKS, HEADS, SLOTS, ROW)
         self.cache = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
         region = (self.cache.data_ptr(), self.cache.nbytes)
         planes = [self._plane(layer, dtype) for layer in range(LAYERS)]
         self.agent = Agent.open(
-            engine_id=name, host="127.0.0.1", control_port=0, transport="cma", planes=planes, regions=[region]
+            engine_id=name, host="127.0.0.1", control_port=0, transport=transport, planes=planes, regions=[region]
         )
         self.directory = DirectoryServer.open("127.0.0.1", 0)
         self.directory.set_ranks([self.agent.document])
@@ -71,14 +71,14 @@ class Rank:
         self.directory.stop()
 
 
-@pytest.fixture
-def pair():
+@pytest.fixture(params=["cma", "nixl"])
+def pair(request):
     try:
-        ranks = Rank("prefill", 1), Rank("decode", 2)
+        ranks = Rank("prefill", 1, transport=request.param), Rank("decode", 2, transport=request.param)
     except Error as error:
         if error.code != "unavailable":
             raise
-        pytest.skip(f"cma cannot be used here: {error}")
+        pytest.skip(f"{request.param} cannot be used here: {error}")
     yield ranks
     for rank in ranks:
         rank.stop()

@@ -5,6 +5,7 @@ Each is started as few times as possible: a start costs half a minute of a core.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +32,13 @@ OPTIONS = servers.Vllm(
 )
 
 
+def has_nixl() -> bool:
+    if importlib.util.find_spec("nixl_cu13") is not None:
+        return True
+    print("  NIXL is not installed: both pairs move KV with cma", flush=True)
+    return False
+
+
 def ask_worker(server: servers.VllmServer, method: str, *arguments: object) -> Any:
     """Calls a method of kv_reader.KvReader."""
     body = {"method": method, "args": [str(one) for one in arguments]}
@@ -40,9 +48,13 @@ def ask_worker(server: servers.VllmServer, method: str, *arguments: object) -> A
 
 @dataclass
 class Pair:
-    """A prefill and a decode server, the router before them, and how many blocks were free at their start."""
+    """A prefill and a decode server, the router before them, and how many blocks were free at their start.
+
+    `transport` is what they were told to move KV with.
+    """
 
     caching: bool
+    transport: str
     p: servers.VllmServer
     d: servers.VllmServer
     router: servers.Router
@@ -126,8 +138,10 @@ class Deployment:
         self._lone: servers.VllmServer | None = None  # runs until the cluster ends
 
     def start(self, caching: bool) -> Pair:
-        # The second pair runs without the idle wait, so that both ways are tested and their cost can be compared.
-        connector = {"idle_wait_ms": 0} if caching else {}
+        # The second pair runs without the idle wait, so that both ways are tested and their cost can be compared, and
+        # over NIXL.
+        transport = "nixl" if caching and has_nixl() else "cma"
+        connector = {"transport": transport, **({"idle_wait_ms": 0} if caching else {})}
         common = replace(OPTIONS, prefix_caching=caching, connector=connector)
         way = "cached" if caching else "plain"
         p = servers.VllmServer("p", common, LOGS / f"{way}-p.log", role="kv_producer", core=0)
@@ -144,7 +158,7 @@ class Deployment:
         for one in (p, d):
             ask_worker(one, "kv_watch")
         free = {one.name: ask_worker(one, "kv_free_blocks")["free"] for one in (p, d)}
-        return Pair(caching, p, d, router, free)
+        return Pair(caching, transport, p, d, router, free)
 
     def stop(self, pair: Pair) -> None:
         self._cluster.stop(pair.router, pair.d, pair.p)

@@ -157,6 +157,14 @@ def test_transfer_parameters_that_lead_nowhere_end_that_request_alone(pair, refe
     assert pair.complete(prompts.STORIES[1]) == reference.texts[prompts.STORIES[1]]
 
 
+def test_kv_moves_over_the_transport_that_was_asked_for(pair):
+    pair.complete(f"Over which road? {prompts.STORIES[8]}")
+
+    for one in (pair.p, pair.d):
+        metrics = servers.http_get(one.directory_url + "/metrics")
+        assert servers.metric_values(metrics, "kvpush_transport_info", transport=pair.transport) == [1]
+
+
 # How much of a core a decode server uses while it waits for KV. Measured once for each way of waiting.
 WAIT_S = 4.0
 # A request that has arrived waits for its KV within this time.

@@ -32,7 +32,7 @@ Result<void> NixlAgent::start(const NixlOptions& options) {
   NixlMemoryKinds* kinds = nullptr;
   NixlParams* params = nullptr;
   if (api_.get_plugin_params(agent_, options.plugin.c_str(), &kinds, &params) != kNixlSuccess) {
-    return fail(ErrorCode::kUnavailable, "NIXL has no plugin of that name");
+    return fail(ErrorCode::kUnavailable, "NIXL has no such plugin, or a library that the plugin needs is missing");
   }
   for (const auto& [key, value] : parameters_of(options)) api_.params_add(params, key.c_str(), value.c_str());
   const int created = api_.create_backend(agent_, options.plugin.c_str(), params, &backend_);

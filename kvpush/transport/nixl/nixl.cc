@@ -51,7 +51,8 @@ bool excludes_shared_memory(std::string_view wires) {
     const std::string_view wire = take_part(wires, ',');
     if (excludes && (wire == "sm" || wire == "shm")) return true;
     const bool is_network = wire == "tcp" || wire == "ib" || wire.starts_with("rc") || wire.starts_with("dc");
-    if (!excludes && !is_network) return false;
+    const bool is_local = wire == "self" || wire == "cuda_copy" || wire == "gdr_copy";
+    if (!excludes && !is_network && !is_local) return false;
   }
   return !excludes;
 }
@@ -117,8 +118,9 @@ Result<std::unique_ptr<Transport>> open_nixl(const NixlOptions& options) {
   const Result<NixlApi> api = load_nixl_api(*folder);
   if (!api) return std::unexpected(api.error());
   const bool fences = destroying_fences(options, std::getenv(kUcxWiresVariable));
-  if (!fences)
+  if (!fences) {
     log(LogLevel::kWarning, "nixl cannot fence with this plugin or these wires: a lost peer's blocks stay held");
+  }
   return open_nixl_transport(*api, options, fences);
 }
 

@@ -87,7 +87,7 @@ TEST(DestroyingAnAgent, FencesOnlyWhereUcxHasNoSharedMemory) {
 
   EXPECT_TRUE(fences(""));
   EXPECT_TRUE(fences("UCX;engine_config=TLS=tcp"));
-  EXPECT_TRUE(fences("", "rc,tcp"));
+  EXPECT_TRUE(fences("", "rc,tcp,cuda_copy"));
   EXPECT_TRUE(fences("", "^cma,sm"));
   EXPECT_FALSE(fences("", "all"));
   EXPECT_FALSE(fences("", "^cma"));
