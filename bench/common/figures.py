@@ -41,6 +41,19 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> Estimate:
     return Estimate(*(math.exp(value) for value in mean(logs)))
 
 
+def ratio_of_means(own: Sequence[float], other: Sequence[float]) -> Estimate:
+    """Paired as in ratio(), for values that may be zero or less: rotations are resampled with both their values."""
+    pairs = list(zip(own, other, strict=True))
+    chance = random.Random(1)
+    ratios = [_ratio_of_sums(chance.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES)]
+    return Estimate(_ratio_of_sums(pairs), percentile(ratios, 0.025), percentile(ratios, 0.975))
+
+
+def _ratio_of_sums(pairs: Iterable[tuple[float, float]]) -> float:
+    own, other = map(sum, zip(*pairs, strict=True))
+    return own / other if other else math.nan
+
+
 Column = Callable[[dict], object]
 
 

@@ -26,15 +26,24 @@ def of_process(folder: Path = Path("/proc/self")) -> list[int]:
     return []
 
 
-def demote_spinners(threads: Iterable[int], niceness: int) -> int:
-    """Gives those of them that use CPU all the time a lower priority; returns how many. Takes LOOK_S."""
+def spinners(threads: Iterable[int]) -> list[int]:
+    """Those of them that use CPU all the time. Takes LOOK_S."""
     before = {thread: _ticks(thread) for thread in threads}
     time.sleep(LOOK_S)
     limit = SPINNER_SHARE * LOOK_S * os.sysconf("SC_CLK_TCK")
-    spinners = [thread for thread, start in before.items() if _ticks(thread) - start > limit]
-    for thread in spinners:
+    return [thread for thread, start in before.items() if _ticks(thread) - start > limit]
+
+
+def set_niceness(threads: Iterable[int], niceness: int) -> None:
+    for thread in threads:
         os.setpriority(os.PRIO_PROCESS, thread, niceness)
-    return len(spinners)
+
+
+def demote_spinners(threads: Iterable[int], niceness: int) -> int:
+    """Gives those of them that use CPU all the time a lower priority; returns how many. Takes LOOK_S."""
+    found = spinners(threads)
+    set_niceness(found, niceness)
+    return len(found)
 
 
 def _ticks(thread: int) -> int:

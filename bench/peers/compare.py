@@ -4,6 +4,9 @@ All servers are up at once on two cores, P on one and D on the other; all but th
 paused. The ways take turns in an order that moves on with each rotation, so that what disturbs the machine disturbs all
 of them. Prints one table and writes JSON and an SVG.
 
+With --demote-spinners (which needs the right to raise priorities again, as root has) ways whose threads spin while idle
+have a second turn with these threads at a lower priority: the nearest thing to a spare core for them.
+
 The model has random weights and the KV geometry of Qwen3-32B (8 heads of 128 elements) in 16 layers: 64 KiB a token.
 """
 
@@ -78,7 +81,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefix-caching", action="store_true")
     parser.add_argument("--fragmented", action="store_true", help="leave the block pools in disorder first")
     parser.add_argument(
-        "--demote-spinners", type=int, default=0, metavar="NICE", help="nice value for threads that spin while idle"
+        "--demote-spinners",
+        type=int,
+        default=0,
+        metavar="NICE",
+        help="measure ways whose threads spin while idle a second time, with these threads at this nice value",
     )
     parser.add_argument("--out", type=Path, default=OUT / "peers.json")
     arguments = parser.parse_args()
@@ -100,30 +107,45 @@ class Comparison:
         self._idle: dict[str, dict[str, float]] = {}
 
     def run(self, cluster: servers.Cluster) -> None:
-        deployments = [self._deploy(cluster, name) for name in self._arguments.ways.split(",")]
+        turns = self._deploy(cluster)
         for rotation in range(self._arguments.rotations):
-            shift = rotation % len(deployments)
-            for deployment in deployments[shift:] + deployments[:shift]:
-                with deployment.running():
+            shift = rotation % len(turns)
+            for way, deployment in turns[shift:] + turns[:shift]:
+                with deployment.running(way):
                     for one in self._loads:
                         self._measure(deployment, one, rotation)
             say(f"rotation {rotation + 1} of {self._arguments.rotations}")
             self.write()
 
-    def _deploy(self, cluster: servers.Cluster, name: str) -> ways.Deployment:
+    def _deploy(self, cluster: servers.Cluster) -> list[tuple[ways.Way, ways.Deployment]]:
+        """The ways in their order, each with its servers."""
+        deployments: dict[tuple[str, str], ways.Deployment] = {}
+        turns = []
+        niceness = self._arguments.demote_spinners
+        for name in self._arguments.ways.split(","):
+            way = ways.WAYS[name]
+            if way.servers not in deployments:
+                deployments[way.servers] = self._start(cluster, way)
+            deployment = deployments[way.servers]
+            turns.append((way, deployment))
+            if niceness and deployment.spinners:
+                turns.append((way.demoted(niceness), deployment))
+        for way, deployment in turns:
+            self._idle[way.name] = self._idle[deployment.way.name]
+        return turns
+
+    def _start(self, cluster: servers.Cluster, way: ways.Way) -> ways.Deployment:
         options = replace(OPTIONS, prefix_caching=self._arguments.prefix_caching)
-        deployment = ways.Deployment(ways.WAYS[name], options, OUT / "logs")
+        deployment = ways.Deployment(way, options, OUT / "logs")
         cluster.start(*deployment.servers.values())
         moved = deployment.keep_on_cores()
-        demoted = 0
-        if self._arguments.demote_spinners:
-            demoted = deployment.demote_spinners(self._arguments.demote_spinners)
         if self._arguments.fragmented:
             load.fragment(deployment)
-        self._idle[name] = deployment.idle_share(IDLE_S)
+        deployment.find_spinners()
+        idle = self._idle[way.name] = deployment.idle_share(IDLE_S)
         for one in deployment.servers.values():
             one.pause()
-        say(f"{name}: up; idle {self._idle[name]}; {moved} threads put back on their core, {demoted} demoted")
+        say(f"{way.name}: up; idle {idle}; {moved} threads put back on their core, {len(deployment.spinners)} spin")
         return deployment
 
     def _measure(self, deployment: ways.Deployment, one: load.Load, rotation: int) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import figures
 import plot
-from figures import Estimate, percentile
+from figures import percentile
 from load import Load, Record
 
 BASE = "alone"
 PEERS = ("nixl-pull", "nixl-push")
+OWN = "kvpush"
 
 
 @dataclass
@@ -44,17 +46,30 @@ class Series:
         return [record.text for record in self.records]
 
 
-def exposed(series: Series, base: Series, share: float) -> Estimate | None:
-    """TTFT beyond that of a single server, in seconds.
-
-    Paired: each rotation's TTFT percentile minus that of the single server in the same rotation.
-    """
-    beyond = []
+def beyond(series: Series, base: Series, share: float) -> dict[int, float]:
+    """Seconds by rotation: its TTFT percentile minus that of the single server in the same rotation."""
+    times = {}
     for rotation in range(len(series.rotations)):
         own, alone = series.ttft_s(rotation, share), base.ttft_s(rotation, share)
         if own is not None and alone is not None:
-            beyond.append(own - alone)
-    return figures.mean(beyond) if beyond else None
+            times[rotation] = own - alone
+    return times
+
+
+def exposed(series: Series, base: Series, share: float) -> figures.Estimate | None:
+    """TTFT beyond that of a single server, in seconds."""
+    times = beyond(series, base, share)
+    return figures.mean(list(times.values())) if times else None
+
+
+def of_best_peer(series: Series, all_of_load: dict[str, Series], share: float, ending: str) -> figures.Estimate | None:
+    """Exposed time over that of the peer with the least of it, among the peers whose names end so."""
+    base = all_of_load[BASE]
+    peers = [beyond(all_of_load[name + ending], base, share) for name in PEERS if name + ending in all_of_load]
+    own = beyond(series, base, share)
+    best = min(filter(None, peers), key=lambda times: statistics.fmean(times.values()), default={})
+    both = sorted(own.keys() & best.keys())
+    return figures.ratio_of_means([own[one] for one in both], [best[one] for one in both]) if both else None
 
 
 def summary(series: Series, all_of_load: dict[str, Series], idle: dict[str, float]) -> dict:
@@ -76,8 +91,12 @@ def summary(series: Series, all_of_load: dict[str, Series], idle: dict[str, floa
             row[name] = {k: round(1000 * v, 2) for k, v in {"mean": statistics.fmean(values), **shares}.items()}
     if series.way != BASE and BASE in all_of_load:
         for share, name in ((0.5, "exposed_p50_ms"), (0.9, "exposed_p90_ms")):
-            if beyond := exposed(series, all_of_load[BASE], share):
-                row[name] = [round(1000 * v, 1) for v in beyond]
+            if times := exposed(series, all_of_load[BASE], share):
+                row[name] = [round(1000 * v, 1) for v in times]
+        endings = {name.removeprefix(peer) for name in all_of_load for peer in PEERS if name.startswith(peer)}
+        for ending, share in itertools.product(sorted(endings) if series.way.startswith(OWN) else (), (0.5, 0.9)):
+            if ratio := of_best_peer(series, all_of_load, share, ending):
+                row[f"of_best_peer_p{round(100 * share)}{ending}"] = [round(value, 3) for value in ratio]
     for other in (BASE, PEERS[0]):
         if other in all_of_load and other != series.way:
             pairs = zip(series.texts(), all_of_load[other].texts(), strict=True)
@@ -108,12 +127,18 @@ def _with_interval(values: Sequence[float]) -> str:
     return "{} ({} to {})".format(*values)
 
 
+def _ratio_column(name: str) -> figures.Column:
+    return lambda row: figures.times(figures.Estimate(*row[name]))
+
+
 def table(rows: Sequence[dict]) -> str:
     """Markdown, one table for each load."""
     lines: list[str] = []
+    ratios = sorted({name for row in rows for name in row if name.startswith("of_best_peer")})
+    columns = COLUMNS | {name.replace("_", " "): _ratio_column(name) for name in ratios}
     for load in dict.fromkeys((row["prompt_tokens"], row["at_once"]) for row in rows):
         lines += ["", "Prompts of {} tokens, {} at once; times in ms:".format(*load), ""]
-        lines += figures.table(COLUMNS, [row for row in rows if (row["prompt_tokens"], row["at_once"]) == load])
+        lines += figures.table(columns, [row for row in rows if (row["prompt_tokens"], row["at_once"]) == load])
     return "\n".join(lines)
 
 
@@ -124,6 +149,6 @@ def picture(rows: Sequence[dict]) -> str:
         if "exposed_p50_ms" in row:
             mean, low, high = row["exposed_p50_ms"]
             label = f"{row['way']}, {row['prompt_tokens']} tokens, {row['at_once']} at once"
-            colour = plot.OWN if row["way"].startswith("kvpush") else plot.OTHER
+            colour = plot.OWN if row["way"].startswith(OWN) else plot.OTHER
             bars.append(plot.Bar(label, mean, str(mean), colour, (low, high)))
     return plot.bars("Time to first token beyond a single server, p50, ms (95 %)", bars)

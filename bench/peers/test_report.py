@@ -57,6 +57,22 @@ def test_a_row_says_how_many_answers_equal_those_of_the_single_server_and_of_pul
     assert row["exposed_p50_ms"] == [50.0, 50.0, 50.0]
 
 
+def test_exposed_time_is_put_beside_the_better_peer_of_each_kind():
+    everything = {
+        "alone": series("alone", [[0.1, 0.1], [0.2, 0.2]]),
+        "nixl-pull": series("nixl-pull", [[0.5, 0.5], [0.6, 0.6]]),
+        "nixl-push": series("nixl-push", [[0.3, 0.3], [0.4, 0.4]]),
+        "nixl-pull, spinners at nice 10": series("nixl-pull", [[0.2, 0.2], [0.3, 0.3]]),
+        "kvpush-cma": series("kvpush-cma", [[0.15, 0.15], [0.25, 0.25]]),
+    }
+
+    row = report.summary(everything["kvpush-cma"], everything, {})
+
+    assert row["of_best_peer_p50"] == [0.25, 0.25, 0.25]
+    assert row["of_best_peer_p90, spinners at nice 10"] == [0.5, 0.5, 0.5]
+    assert "of best peer p50" in report.table([row])
+
+
 def test_the_table_has_a_dash_where_nothing_was_measured():
     only = series("alone", [[0.1, 0.1]])
 

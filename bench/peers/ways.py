@@ -21,13 +21,23 @@ class Way:
     """One way.
 
     `legs` is "alone" (one server, no connector), "serial" (prefill answers, then decode is asked with what it returned)
-    or "concurrent" (both are asked at once). `extra` goes to kv_connector_extra_config.
+    or "concurrent" (both are asked at once). `extra` goes to kv_connector_extra_config. `niceness` is that of the
+    servers' threads that spin although no request runs.
     """
 
     name: str
     legs: str
     connector: str = ""
     extra: Mapping[str, object] = field(default_factory=dict)
+    niceness: int = 0
+
+    @property
+    def servers(self) -> tuple[str, str]:
+        """Ways that are equal in it can share servers."""
+        return self.connector, json.dumps(self.extra)
+
+    def demoted(self, niceness: int) -> Way:
+        return replace(self, name=f"{self.name}, spinners at nice {niceness}", niceness=niceness)
 
     @property
     def is_nixl(self) -> bool:
@@ -41,20 +51,23 @@ WAYS = {
         Way("nixl-pull", "serial", "NixlConnector"),
         Way("nixl-push", "concurrent", "NixlPushConnector"),
         Way("kvpush-cma", "concurrent", "KvPushConnector", {"transport": "cma"}),
-        Way("kvpush-ucx", "concurrent", "KvPushConnector", {"transport": "ucx"}),
         Way("kvpush-late", "serial", "KvPushConnector", {"transport": "cma"}),
+        Way("kvpush-ucx", "concurrent", "KvPushConnector", {"transport": "ucx"}),
+        Way("kvpush-nixl", "concurrent", "KvPushConnector", {"transport": "nixl"}),
     )
 }
 
 
 class Deployment:
-    """The servers of one way, paused while another way is measured.
+    """The servers of a way, or of several that can share them, paused while others are measured.
 
     A paused server uses no core, so that all ways can be up at once and take turns within the same minute.
     """
 
     def __init__(self, way: Way, options: servers.Vllm, logs: Path) -> None:
         self.way = way
+        self.spinners: list[int] = []
+        self._niceness = 0
         sides = ("d",) if way.legs == "alone" else ("p", "d")
         self.servers = {side: self._server(side, options, logs) for side in sides}
 
@@ -95,14 +108,19 @@ class Deployment:
                         moved += 1
         return moved
 
-    def demote_spinners(self, niceness: int) -> int:
-        """Gives threads that spin although no request runs a lower priority; returns how many."""
+    def find_spinners(self) -> None:
+        """Notes the threads that spin although no request runs."""
         time.sleep(REST_S)
         everyone = [thread for one in self.servers.values() for thread in threads.of_session(one.pid)]
-        return threads.demote_spinners(everyone, niceness)
+        self.spinners = threads.spinners(everyone)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, way: Way) -> Iterator[None]:
+        """While it lasts the servers serve in this way."""
+        self.way = way
+        if way.niceness != self._niceness:
+            threads.set_niceness(self.spinners, way.niceness)
+            self._niceness = way.niceness
         for one in self.servers.values():
             one.resume()
         try:
