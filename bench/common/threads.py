@@ -36,7 +36,8 @@ def spinners(threads: Iterable[int]) -> list[int]:
 
 def set_niceness(threads: Iterable[int], niceness: int) -> None:
     for thread in threads:
-        os.setpriority(os.PRIO_PROCESS, thread, niceness)
+        with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def demote_spinners(threads: Iterable[int], niceness: int) -> int:
@@ -47,4 +48,5 @@ def demote_spinners(threads: Iterable[int], niceness: int) -> int:
 
 
 def _ticks(thread: int) -> int:
-    return cpu_ticks(stat_fields(Path(f"/proc/{thread}/stat")))
+    """Its own: /proc/N/stat counts the whole process, also where N is a thread of it."""
+    return cpu_ticks(stat_fields(Path(f"/proc/{thread}/task/{thread}/stat")))
