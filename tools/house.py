@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import faults
+
 Files = Mapping[str, str]
 
 CPP = (".h", ".cc")
@@ -155,4 +157,5 @@ CHECKS = {
     "leftovers": leftovers,
     "tidiness": tidiness,
     "machine paths": machine_paths,
+    "faults": faults.check,
 }

@@ -121,6 +121,7 @@ void fill(std::span<std::byte> bytes, int value) {
   std::ranges::fill(bytes, static_cast<std::byte>(value));
 }
 
+// Shows B3.
 TEST(Agent, DeliversWhateverSideComesFirst) {
   LoopbackNetwork network;
   Engine producer("p", network);
@@ -200,6 +201,7 @@ TEST(Agent, GivesBlocksBackThatNobodyAsksForAfterTheHoldTimeout) {
   EXPECT_EQ(producer.next<SendEnded>().error, ErrorCode::kTimeout);
 }
 
+// Shows A1, A6.
 TEST(Agent, EndsAnAbandonedReceiveOnlyWhenNothingCanLand) {
   LoopbackNetwork network;
   Engine producer("p", network);
@@ -223,6 +225,7 @@ TEST(Agent, EndsAnAbandonedReceiveOnlyWhenNothingCanLand) {
   }
 }
 
+// Shows B1.
 TEST(Agent, FailsAReceiveWhoseWriteFailsAndCanTryAgain) {
   LoopbackNetwork network;
   Engine producer("p", network);
@@ -240,6 +243,7 @@ TEST(Agent, FailsAReceiveWhoseWriteFailsAndCanTryAgain) {
   EXPECT_THAT(consumer.block(4), testing::Each(std::byte{5}));
 }
 
+// Shows C8.
 TEST(Agent, StopsWithWorkInFlight) {
   LoopbackNetwork network;
   Engine producer("p", network);
@@ -284,6 +288,7 @@ TEST(Agent, RefusesALeaseThatIsAllMargin) {
   EXPECT_EQ(Agent::open(options, engine.layout(), engine.regions()).error().code, ErrorCode::kBadConfig);
 }
 
+// Shows E4.
 TEST(Agent, RefusesMemoryThatTheRegionsDoNotHold) {
   LoopbackNetwork network;
   Engine engine("e", network);
@@ -313,6 +318,7 @@ TEST(Agent, KeepsARegistrationThatWaitsForSeveralLeases) {
   EXPECT_THAT(consumer.block(4), testing::Each(std::byte{8}));
 }
 
+// Shows E8.
 TEST(Agent, UsesNoCpuWhileSessionsAreOpenAndNothingMoves) {
   LoopbackNetwork network;
   Engine producer("p", network);

@@ -71,6 +71,7 @@ TEST_F(ReportTest, HasTheMetricsThatAreDocumented) {
   EXPECT_EQ(made, documented);
 }
 
+// Shows F4.
 TEST_F(ReportTest, ShowsTheTimelineOfAReceivedTransfer) {
   const ReceiveEnded ended{
       .request = "r",
@@ -126,6 +127,7 @@ TEST_F(ReportTest, MeasuresTheWritingOfASentTransfer) {
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_write_seconds_sum 0.008\n"));
 }
 
+// Shows F1.
 TEST_F(ReportTest, CountsWhatTheMachinesCountedOnce) {
   Actions actions;
   ASSERT_TRUE(producer.on(Send{"r", "t", 4, {pack(std::vector{BlockId{0}})}}, start, actions));
@@ -143,6 +145,7 @@ TEST_F(ReportTest, NamesTheConsumerOfASentTransfer) {
   EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("peer":"decode-1","outcome":"delivered")"));
 }
 
+// Shows F2.
 TEST_F(ReportTest, ShowsTheWiresInUseNow) {
   report.metrics(producer, consumer, {{"ucx", "not connected"}});
   const std::string metrics = report.metrics(producer, consumer, {{"ucx", "tcp"}});
@@ -151,6 +154,7 @@ TEST_F(ReportTest, ShowsTheWiresInUseNow) {
   EXPECT_THAT(metrics, testing::HasSubstr(R"(kvpush_transport_info{transport="ucx",wire="tcp"} 1)"));
 }
 
+// Shows F1.
 TEST_F(ReportTest, NamesTheReasonOfARequestThatFailed) {
   report.ended(received(ErrorCode::kPeerLost));
 

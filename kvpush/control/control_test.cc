@@ -280,6 +280,7 @@ TEST_F(ControlTest, ClosesAPeerThatDoesNotRead) {
   expect_closed(producer, to_consumer, ErrorCode::kFull);
 }
 
+// Shows E3.
 TEST_F(ControlTest, ClosesAPeerThatSpeaksAnotherProtocol) {
   RawPeer peer = raw_peer();
   peer.write("GET / HTTP/1.1\r\nHost: decode-1\r\n\r\n");
@@ -287,6 +288,7 @@ TEST_F(ControlTest, ClosesAPeerThatSpeaksAnotherProtocol) {
   EXPECT_THAT(peer.read_all(), IsEmpty());
 }
 
+// Shows E3.
 TEST_F(ControlTest, ClosesAPeerWhoseFrameIsNoMessage) {
   RawPeer peer = raw_peer();
   peer.write(std::string_view("\x08\0\0\0garbage!", 12));
@@ -301,6 +303,7 @@ TEST_F(ControlTest, ClosesAPeerWhoseFrameIsEmpty) {
   expect_closed(producer, to_consumer, ErrorCode::kBadMessage);
 }
 
+// Shows E3.
 TEST_F(ControlTest, ClosesAPeerWhoseFrameIsTooLargeBeforeItArrives) {
   RawPeer peer = raw_peer();
   peer.write(std::string_view("\x01\0\x20\0", 4));  // kFrameBytesMax + 1
@@ -506,6 +509,7 @@ TEST_F(ControlTest, RefusesMorePeersThanAllowed) {
   raw_peer();
 }
 
+// Shows C6.
 TEST(ControlOpen, RefusesAPortThatIsTaken) {
   asio::io_context context;
   const Node first(context);
@@ -514,6 +518,7 @@ TEST(ControlOpen, RefusesAPortThatIsTaken) {
   EXPECT_EQ(second.error().code, ErrorCode::kBadConfig);
 }
 
+// Shows C6.
 TEST(ControlOpen, RefusesAHostOfAnotherMachine) {
   asio::io_context context;
   const auto control = Control::open(context, {"192.0.2.1", 0}, {});

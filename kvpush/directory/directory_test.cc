@@ -91,6 +91,7 @@ TEST_F(Directory, TellsWhoItsEngineIs) {
   EXPECT_EQ(engine->ranks, std::vector{rank_at(1)});
 }
 
+// Shows E3.
 TEST_F(Directory, RefusesDocumentsThatAreNoEngine) {
   EXPECT_EQ(server_->set_ranks({"{}"}).error().code, ErrorCode::kBadMessage);
   EXPECT_EQ(server_->set_ranks({}).error().code, ErrorCode::kBadMessage);

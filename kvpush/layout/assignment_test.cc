@@ -43,6 +43,7 @@ TEST(Assign, GivesARankTheHeadsOfItsEqual) {
   EXPECT_EQ(*assigned, second_only);
 }
 
+// Shows D3.
 TEST(Assign, GathersHeadsFromSeveralRanks) {
   const std::vector<RankLayout> producers{keys({0, 2, 8}), keys({2, 2, 8}), keys({4, 2, 8}), keys({6, 2, 8})};
 
@@ -56,6 +57,7 @@ TEST(Assign, GathersHeadsFromSeveralRanks) {
   EXPECT_EQ(*assigned, split);
 }
 
+// Shows D3.
 TEST(Assign, TakesPartOfALargerRanksHeads) {
   const std::vector<RankLayout> producers{keys({0, 8, 8})};
 
@@ -65,6 +67,7 @@ TEST(Assign, TakesPartOfALargerRanksHeads) {
   EXPECT_EQ(assigned->front(), (Assignment{{.producer_head = 6, .consumer_head = 0, .head_count = 2}}));
 }
 
+// Shows D4.
 TEST(Assign, SpreadsConsumersOverRanksThatHoldTheSameHeads) {
   const std::vector<RankLayout> producers(4, keys({0, 1, 1}));
 
@@ -76,6 +79,7 @@ TEST(Assign, SpreadsConsumersOverRanksThatHoldTheSameHeads) {
   }
 }
 
+// Shows D5.
 TEST(Assign, MatchesPlanesByLayerAndComponentWhereverTheyAre) {
   const HeadRange heads{0, 1, 1};
   const RankLayout consumer{{plane("a", Component::kKey, heads), plane("a", Component::kValue, heads),
@@ -108,6 +112,7 @@ TEST(Assign, NamesWhatNoProducerHas) {
             "In layer \"layer0\", component key, no producer rank holds head 4 of the consumer's heads 2 to 5.");
 }
 
+// Shows C7.
 TEST(Assign, NamesWhatDiffersAndBothValues) {
   const RankLayout consumer = keys({0, 2, 8});
   const auto with = [&](auto change) {

@@ -308,6 +308,7 @@ std::vector<Descriptor> expand(const std::vector<Run>& runs) {
   return descriptors;
 }
 
+// Shows D1, D2, D3, D7.
 RC_GTEST_PROP(PairPlanProperty, WritesEveryWantedByteOnceFromItsSourceAndNothingElse, ()) {
   const Pair pair = draw_pair();
   std::map<std::uint64_t, Byte> unwritten;  // by address on the consumer

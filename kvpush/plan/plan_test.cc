@@ -115,6 +115,7 @@ TEST(PairPlan, MovesContiguousBlocksOfEvenlySpacedLayersInOneRun) {
   EXPECT_EQ(runs, whole_pages);
 }
 
+// Shows D8.
 TEST(PairPlan, MovesScatteredBlocksInOneRunEachOverAllLayers) {
   const PairPlan plan = make(paged({10'000, 20'000, 30'000}), paged({100'000, 105'000, 110'000}));
 
@@ -157,6 +158,7 @@ TEST(PairPlan, MovesUnevenlySpacedLayersToo) {
   EXPECT_EQ(runs, a_pair_and_one);
 }
 
+// Shows D1.
 TEST(PairPlan, CopiesOnlyTheTokensAskedForOfABlock) {
   const PairPlan plan = make(paged({10'000}), paged({100'000}));
 
@@ -171,6 +173,7 @@ TEST(PairPlan, CopiesOnlyTheTokensAskedForOfABlock) {
   EXPECT_EQ(runs, keys_and_values_of_both_heads);
 }
 
+// Shows D2.
 TEST(PairPlan, SplitsAtTheFinerOfTwoBlockSizes) {
   const PairPlan plan = make(latent(1'000, 2), latent(50'000, 4));
 
@@ -227,6 +230,7 @@ TEST(PairPlan, PairsConsecutiveBlocksOfSizesThatDoNotDivide) {
   EXPECT_EQ(descriptors, pieces);
 }
 
+// Shows D2.
 TEST(PairPlan, PairsBlockSizesThatDoNotDivide) {
   const PairPlan plan = make(latent(1'000, 2), latent(50'000, 3));
 
@@ -239,6 +243,7 @@ TEST(PairPlan, PairsBlockSizesThatDoNotDivide) {
   EXPECT_EQ(descriptors, pieces);
 }
 
+// Shows D6.
 TEST(PairPlan, SkipsTokensWhoseBlockIsAbsentOnTheConsumer) {
   const PairPlan plan = make(latent(1'000, 4), latent(50'000, 4));
   const BlockTables consumer = table({kAbsent, kAbsent, 5});

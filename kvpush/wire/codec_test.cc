@@ -127,6 +127,7 @@ TEST_P(EachMessage, IsDecodedFromAnyAlignment) {
   }
 }
 
+// Shows E3.
 TEST_P(EachMessage, IsRefusedWhenTruncated) {
   const std::vector<std::byte> body = body_of(GetParam());
   for (std::size_t size = 0; size < body.size(); ++size) {
@@ -164,6 +165,7 @@ TEST(Encode, AppendsNothingWhenItRefuses) {
   EXPECT_EQ(frames.size(), 3u);
 }
 
+// Shows C10.
 TEST(Encode, MakesALongPromptInOneRunOfBlocksSmall) {
   const std::uint32_t tokens = 128 * 1024;
   const Register message{RegistrationNumber{1}, text(64), {0, tokens}, {{{{BlockId{1000}, tokens / 16}}}}};
@@ -254,6 +256,7 @@ const LimitCase kLimitCases[] = {
 INSTANTIATE_TEST_SUITE_P(Messages, EachLimit, testing::ValuesIn(kLimitCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
+// Shows C10.
 TEST(Encode, FitsTheLargestMessagesIntoAFrame) {
   Plane largest = plane();
   largest.layer = text(kLayerNameBytesMax);

@@ -207,6 +207,7 @@ def test_the_kv_of_a_prompt_goes_while_its_request_still_runs(engines):
     assert prefill.step_until(lambda results: results.finished_sending).finished_sending == {"p"}
 
 
+# Shows A3.
 def test_a_preempted_request_is_sent_again_from_its_new_blocks(engines):
     prefill, decode = engines
     leg = request("p", 20, {"do_remote_decode": True, "transfer_id": "t"}, RequestStatus.RUNNING)
@@ -257,6 +258,7 @@ def test_vllm_gets_statistics_of_a_transfer_once(engines):
         assert engine.scheduler.get_kv_connector_stats() is None
 
 
+# Shows F4.
 def test_both_directories_know_when_the_schedulers_saw_the_transfer(engines):
     prefill, decode = engines
     transfer(prefill, decode)
@@ -338,6 +340,7 @@ def test_an_engine_that_cannot_be_served_is_refused_by_both_halves():
         cls(vllm_config("kv_producer", hots=1), KVConnectorRole.SCHEDULER, kv_cache_config())
 
 
+# Shows C6.
 def test_a_taken_directory_port_is_named(engines):
     prefill, _ = engines
     cls = type(prefill.scheduler)

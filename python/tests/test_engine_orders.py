@@ -34,6 +34,7 @@ def test_decode_receives_all_but_the_last_prompt_token_and_computes_that_one(dep
     engine.assert_nothing_left()
 
 
+# Shows B5.
 @both_depths
 def test_decode_with_a_prefix_hit_receives_what_is_missing(depth):
     engine = FakeEngine(depth=depth)
@@ -59,6 +60,7 @@ def test_decode_asks_for_whole_units_where_tokens_are_interleaved(prompt, end):
     assert len(receive.tables[0]) * BLOCK == end
 
 
+# Shows B4.
 @pytest.mark.parametrize(("prompt", "cached"), [(1, 0), (17, 16), (49, 48)])
 def test_decode_that_needs_nothing_declines_so_that_prefill_lets_go(prompt, cached):
     engine = FakeEngine()
@@ -131,6 +133,7 @@ def test_preempted_decode_computes_its_prompt_here(depth):
     engine.assert_nothing_left()
 
 
+# Shows E7.
 @pytest.mark.parametrize("params", ["bad", {"do_remote_prefill": 1}, {"do_remote_prefill": True}])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_bad_decode_params_end_that_request_alone(params, recompute):
@@ -179,6 +182,7 @@ def test_abort_before_blocks_declines():
     engine.assert_nothing_left()
 
 
+# Shows A1.
 @both_depths
 def test_abort_while_receiving_keeps_the_blocks_until_nothing_can_land(depth):
     engine = FakeEngine(depth=depth)
@@ -208,6 +212,7 @@ def test_abort_before_the_receive_was_shipped():
     engine.assert_nothing_left()
 
 
+# Shows B6.
 @both_depths
 def test_abort_while_the_end_of_the_receive_is_on_its_way(depth):
     engine = FakeEngine(depth=depth)
@@ -363,6 +368,7 @@ def test_abort_of_an_early_send_keeps_the_blocks_until_nothing_reads_them():
     engine.assert_nothing_left()
 
 
+# Shows A3.
 def test_preemption_of_an_early_send_waits_for_its_writes_and_sends_again():
     engine = FakeEngine(depth=2)
     engine.agent.slow = True
@@ -500,6 +506,7 @@ def test_a_transfer_id_in_use_by_another_prefill_is_ignored():
 # Several prompts, several samples.
 
 
+# Shows C1.
 def test_prompts_of_one_call_are_transfers_of_their_own():
     prefill, decode = FakeEngine(), FakeEngine()
     requests = [prefill.add(f"cmpl-x-{i}-0123abc{i}", 100, prefill_params(None)) for i in range(3)]
@@ -566,6 +573,7 @@ def test_prefill_sends_the_first_sample_only():
 # The worker's half: wrong orders.
 
 
+# Shows B6.
 def test_events_that_nobody_announced_are_counted_and_not_reported():
     engine = FakeEngine()
     engine.add("d", 100, decode_params())

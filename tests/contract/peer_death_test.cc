@@ -80,6 +80,7 @@ TEST_P(PeerDeath, WakesAWaiterThatHasNothingInFlight) {
   EXPECT_TRUE(pump_until([&] { return here_->lost(peer_); })) << "the loss is never reported";
 }
 
+// Shows B2.
 TEST_P(PeerDeath, OfTheWriterIsReportedAndNothingLandsAfterIt) {
   there_->stream(here_->at(0));
   ASSERT_TRUE(pump_until([&] { return here_->memory.back() != std::byte{0}; })) << "nothing is streamed";
@@ -99,6 +100,7 @@ TEST_P(PeerDeath, OfTheWriterIsReportedAndNothingLandsAfterIt) {
   EXPECT_TRUE(std::ranges::all_of(here_->memory, [](std::byte byte) { return byte == std::byte{0xff}; }));
 }
 
+// Shows B2.
 TEST_P(PeerDeath, LeavesOtherPeersAlone) {
   PeerProgram other(GetParam().name);
   const auto to_other = here_->transport->connect(other.address());

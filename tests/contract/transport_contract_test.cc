@@ -162,6 +162,7 @@ TEST_P(TransportContract, ReportsNothingToDoAtRest) {
   EXPECT_EQ(b.poll(), 0u);
 }
 
+// Shows E4.
 TEST_P(TransportContract, PostsNothingOfABatchThatLeavesTheRegions) {
   Node a = source(kSmall);
   Node b = target(kSmall);

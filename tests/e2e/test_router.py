@@ -83,6 +83,7 @@ def test_legs_are_bound_by_one_transfer_id(router, prefill, decode):
     }
 
 
+# Shows C2.
 def test_every_attempt_has_its_own_transfer_id(router, prefill, decode):
     for _ in range(3):
         router.post("/v1/completions", COMPLETION)
@@ -218,6 +219,7 @@ def test_connections_to_servers_are_kept(router, prefill, decode):
 # Failures
 
 
+# Shows E5.
 def test_prefill_refusing_cancels_decode_and_is_the_answer(router, prefill, decode):
     sent = router.post("/v1/completions", COMPLETION)
     p_leg, d_leg = prefill.next(), decode.next()
@@ -248,6 +250,7 @@ def test_prefill_failing_cancels_decode_and_is_named(router, prefill, decode):
     assert router.metric("kvpush_router_legs_total", role="decode", outcome="cancelled") == 1
 
 
+# Shows E5.
 def test_prefill_breaking_off_cancels_decode(router, prefill, decode):
     sent = router.post("/v1/completions", COMPLETION)
     p_leg, d_leg = prefill.next(), decode.next()
@@ -299,6 +302,7 @@ def test_decode_refusing_cancels_prefill_and_is_the_answer(router, prefill, deco
     assert answer.headers["X-From-Decode"] == "1"
 
 
+# Shows E5.
 def test_decode_failing_cancels_prefill_and_is_named(router, prefill, decode):
     sent = router.post("/v1/chat/completions", CHAT)
     p_leg, d_leg = prefill.next(), decode.next()
@@ -359,6 +363,7 @@ def test_a_server_that_restarted_between_two_requests_is_asked_anew(router, pref
 # Clients that go away
 
 
+# Shows E6.
 def test_a_client_that_goes_away_before_the_answer_cancels_both(router, prefill, decode):
     sent = router.post("/v1/completions", COMPLETION)
     p_leg, d_leg = prefill.next(), decode.next()
@@ -371,6 +376,7 @@ def test_a_client_that_goes_away_before_the_answer_cancels_both(router, prefill,
     wait_for_metric(router, 0, "kvpush_router_requests_in_flight")
 
 
+# Shows E6.
 def test_a_client_that_goes_away_in_the_stream_cancels_decode(router, prefill, decode):
     sent = router.post("/v1/completions", COMPLETION | {"stream": True})
     prefill.next().answer({})
@@ -405,6 +411,7 @@ def test_a_client_that_goes_away_in_the_stream_cancels_decode(router, prefill, d
         ),
     ],
 )
+# Shows E7.
 def test_a_bad_request_is_told_what_is_wrong(router, prefill, decode, path, body, param, says):
     answer = router.post(path, body).finish()
 

@@ -40,6 +40,7 @@ class Bounds : public ::testing::Test {
   std::string said_;
 };
 
+// Shows E2.
 TEST_F(Bounds, OfRegistrationsThatWaitFailTheNextOne) {
   for (std::uint64_t number = 1; number <= kRegistrationsMax; ++number) {
     hear(Register{{number}, "x" + std::to_string(number), {}, {}});

@@ -43,6 +43,7 @@ class Sources:
         return {name: self._pair.d.prompt_tokens(name) - self._start[name] for name in self.names}
 
 
+# Shows D1.
 @pytest.mark.parametrize("at_once", [1, AT_ONCE])
 def test_every_answer_equals_that_of_a_single_server(pair, reference, at_once):
     sources = Sources(pair)
@@ -64,6 +65,7 @@ def test_the_reference_computes_the_last_prompt_token_in_a_step_of_its_own(refer
     assert reference.steps_of_first == [reference.prompt_tokens[prompts.STORIES[0]] - 1, 1]
 
 
+# Shows F3.
 def test_prefill_computes_in_chunks_and_decode_one_token_a_step(pair, reference):
     longest = prompts.STORIES[-1]
 
@@ -80,6 +82,7 @@ def test_the_prompts_are_what_these_tests_need(reference):
     assert max(lengths) > 2000
 
 
+# Shows B5.
 def test_prompts_with_a_common_beginning_give_the_same_answers(pair, reference):
     if not pair.caching:
         # Nothing is cached here: the same prompts, computed and pushed in full.
@@ -128,6 +131,7 @@ def test_decode_holds_the_bytes_that_prefill_computed(pair, reference, tmp_path:
         assert dumps[0].read_bytes() == dumps[1].read_bytes(), f"KV of {prompt[:40]!r}, {count} tokens"
 
 
+# Shows E6.
 def test_a_client_that_goes_away_leaves_nothing_behind(pair):
     with pytest.raises(OSError):  # the time is over long before the answer
         servers.post_json(
@@ -147,6 +151,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(pair):
     ],
     ids=["nothing", "wrong types", "nobody there"],
 )
+# Shows E7.
 def test_transfer_parameters_that_lead_nowhere_end_that_request_alone(pair, reference, params):
     try:
         answer = servers.complete(pair.d.url, prompts.STORIES[0], TOKENS, kv_transfer_params=params)
@@ -157,6 +162,7 @@ def test_transfer_parameters_that_lead_nowhere_end_that_request_alone(pair, refe
     assert pair.complete(prompts.STORIES[1]) == reference.texts[prompts.STORIES[1]]
 
 
+# Shows F2.
 def test_kv_moves_over_the_transport_that_was_asked_for(pair):
     pair.complete(f"Over which road? {prompts.STORIES[8]}")
 
@@ -223,6 +229,7 @@ def test_the_engine_sees_a_delivery_at_once(pair, record_property):
     assert statistics.median(late_ms) <= 3
 
 
+# Shows F4.
 @without_caching
 def test_vllm_counts_transfers_and_kvpush_traces_them(pair):
     def counted() -> list[float]:
