@@ -91,8 +91,8 @@ def page(files: Mapping[str, str]) -> str:
     lines = [
         "# Faults",
         "",
-        "What goes wrong in the field, what must be seen then, and the tests that show it. `tools/faults.py` writes this",
-        f"page from `{MATRIX}` and the tests.",
+        "What goes wrong in the field, what must be seen then, and the tests that show it.",
+        f"`tools/faults.py` writes this page from `{MATRIX}` and the tests.",
     ]
     for heading, rows in matrix.items():
         lines += ["", f"## {heading}"]
