@@ -1,0 +1,160 @@
+// kvpush-engine: a stand-in for an inference engine, for routers, tests and capacity work. See docs/standin.md.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "kvpush/base/clock.h"
+#include "kvpush/base/random.h"
+#include "kvpush/standin/engine.h"
+#include "kvpush/transport/choice.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// Answers in flight and held KV at a stop signal may end within this time: what orchestrators give before they kill.
+constexpr std::chrono::seconds kDrainMax{25};
+constexpr std::chrono::milliseconds kDrainCheckEvery{20};
+// What then still runs has this long before it is failed.
+constexpr std::chrono::seconds kStopMax{2};
+
+struct Flags {
+  std::string role = "both";
+  std::string listen = "127.0.0.1:8000";
+  std::string directory = "127.0.0.1:0";
+  std::string engine_id = "standin";
+  std::string model = "standin";
+  std::string transport = "auto";
+  kvpush::KvShape kv;
+  kvpush::SchedulerOptions scheduler;
+  bool is_caching_off = false;
+  double step_ms = 0;
+  double token_us = 0;
+};
+
+void add_flags(CLI::App& app, Flags& flags) {
+  app.add_option("--role", flags.role, "which legs of transfers it takes")
+      ->check(CLI::IsMember({"prefill", "decode", "both"}))
+      ->capture_default_str();
+  app.add_option("--listen", flags.listen, "HOST:PORT of the OpenAI address; port 0 lets the kernel choose")
+      ->capture_default_str();
+  app.add_option("--directory", flags.directory, "HOST:PORT of the directory; HOST is what peers are told")
+      ->capture_default_str();
+  app.add_option("--engine-id", flags.engine_id, "its name in directory and metrics")->capture_default_str();
+  app.add_option("--model", flags.model, "the model's name in answers")->capture_default_str();
+  app.add_option("--transport", flags.transport, "auto, cma, nixl, ucx or loopback")->capture_default_str();
+  app.add_option("--blocks", flags.kv.block_count, "blocks of the KV cache")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--block-tokens", flags.kv.block_tokens, "tokens in a block")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--layers", flags.kv.layers, "layers of the model")->check(CLI::Range(1, 256))->capture_default_str();
+  app.add_option("--heads", flags.kv.heads, "heads of a layer")->check(CLI::Range(1, 128))->capture_default_str();
+  app.add_option("--row-bytes", flags.kv.row_bytes, "bytes of K or V of one token and head; a multiple of 8")
+      ->check(CLI::Range(8, 4096))
+      ->capture_default_str();
+  app.add_flag("--no-prefix-caching", flags.is_caching_off, "compute or receive every prompt in full");
+  app.add_option("--step-ms", flags.step_ms, "milliseconds that a step takes")
+      ->check(CLI::Range(0.0, 60000.0))
+      ->capture_default_str();
+  app.add_option("--token-us", flags.token_us, "microseconds more for each token that a step computes")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--step-tokens", flags.scheduler.tokens_per_step_max, "tokens that a step computes at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--running", flags.scheduler.running_max, "requests that are part of a step at most")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+}
+
+int refuse(std::string_view flag, std::string_view value, const kvpush::Error& error) {
+  fmt::print(stderr, "kvpush-engine: {} {}: {}\n", flag, value, error.what);
+  return 2;
+}
+
+// Every request has a connection; the usual soft limit of 1024 is below what the kernel allows.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int run(const kvpush::StandinOptions& options) {
+  raise_descriptor_limit();
+  boost::asio::io_context io(1);
+  auto engine = kvpush::StandinEngine::open(io, options, {kvpush::read_clock, kvpush::read_entropy});
+  if (!engine) {
+    fmt::print(stderr, "kvpush-engine: {} ({})\n", engine.error().what, error_name(engine.error().code));
+    return 2;
+  }
+  boost::asio::signal_set signals(io, SIGINT, SIGTERM);
+  bool stopping = false;
+  signals.async_wait([&](const boost::system::error_code&, int) {
+    stopping = true;
+    signals.clear();  // a second signal ends the process at once
+    (*engine)->drain();
+  });
+
+  fmt::print("directory on http://{}\nlistening on http://{}\n",
+             to_string(kvpush::Endpoint{options.directory.host, (*engine)->directory_port()}),
+             to_string(kvpush::Endpoint{options.listen.host, (*engine)->port()}));
+  std::fflush(stdout);
+  while (!stopping) io.run_one();
+  const auto drain_end = std::chrono::steady_clock::now() + kDrainMax;
+  while (!(*engine)->idle() && std::chrono::steady_clock::now() < drain_end) io.run_one_for(kDrainCheckEvery);
+  return (*engine)->stop(kStopMax) ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("A stand-in for an inference engine: real calls, blocks, steps and transfers, invented tokens.",
+               "kvpush-engine");
+  add_flags(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "kvpush-engine: {} (--help lists the options)\n", error.what());
+    return 2;
+  }
+
+  const std::map<std::string, kvpush::EngineRole> roles{{"prefill", kvpush::EngineRole::kPrefill},
+                                                        {"decode", kvpush::EngineRole::kDecode},
+                                                        {"both", kvpush::EngineRole::kBoth}};
+  kvpush::StandinOptions options{.engine_id = flags.engine_id,
+                                 .model = flags.model,
+                                 .role = roles.at(flags.role),
+                                 .kv = flags.kv,
+                                 .scheduler = flags.scheduler};
+  options.scheduler.caches_prefixes = !flags.is_caching_off;
+  options.step_time = std::chrono::duration_cast<kvpush::Duration>(flags.step_ms * 1ms);
+  options.token_time = std::chrono::duration_cast<kvpush::Duration>(flags.token_us * 1us);
+  const auto listen = kvpush::parse_endpoint(flags.listen);
+  if (!listen) return refuse("--listen", flags.listen, listen.error());
+  options.listen = *listen;
+  const auto directory = kvpush::parse_endpoint(flags.directory);
+  if (!directory) return refuse("--directory", flags.directory, directory.error());
+  options.directory = *directory;
+  auto transports = kvpush::transport_factories(flags.transport);
+  if (!transports) return refuse("--transport", flags.transport, transports.error());
+  options.transports = *std::move(transports);
+  if (options.kv.row_bytes % 8 != 0) {
+    return refuse("--row-bytes", fmt::to_string(options.kv.row_bytes),
+                  {kvpush::ErrorCode::kBadConfig, "a row is a multiple of 8 bytes"});
+  }
+  return run(options);
+}

@@ -1,0 +1,146 @@
+"""A program of this project as a process that serves HTTP, and a client of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+
+WAIT_SECONDS = 20.0
+
+
+def binary(name: str, variable: str) -> str:
+    """What the environment variable names, else the newest one built in this tree, else the installed one."""
+    if path := os.environ.get(variable):
+        return path
+    root = Path(__file__).resolve().parents[2]
+    built = sorted(root.glob(f"build/**/apps/{name}"), key=lambda path: path.stat().st_mtime)
+    path = str(built[-1]) if built else shutil.which(name)
+    if path is None:
+        raise FileNotFoundError(f"no {name}: build it, install it, or name it in {variable}")
+    return path
+
+
+class ProgramEnded(Exception):
+    """Instead of serving; with its exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the program ended with status {status}")
+        self.status = status
+
+
+class HttpProcess:
+    """A running program; a context manager that leaves no process behind. Subclasses read what it says at the start."""
+
+    port: int
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self._said = b""
+        self._sent: list[Sent] = []  # a request that nobody holds would be one whose client went away
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sent in self._sent:
+            sent.go_away()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _line(self) -> str:
+        """The next line that the program says, without its end."""
+        assert self.process.stdout is not None
+        while b"\n" not in self._said:
+            if not select.select([self.process.stdout], [], [], WAIT_SECONDS)[0]:
+                self.process.kill()
+                raise TimeoutError("the program did not say where it listens")
+            more = os.read(self.process.stdout.fileno(), 4096)
+            if not more:
+                raise ProgramEnded(self.process.wait(WAIT_SECONDS))
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        return self.process.wait(WAIT_SECONDS)
+
+    def get(self, path: str) -> Answer:
+        return self.send("GET", path).finish()
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Sent:
+        """Sends `body` (bytes as they are, anything else as JSON) and returns without waiting for the answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, data, {"Content-Type": "application/json"} | (headers or {}))
+
+    def send(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Sent:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        connection.request(method, path, body, headers or {})
+        self._sent.append(Sent(connection))
+        return self._sent[-1]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one series; 0 when it does not exist."""
+        text = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        series = f"{name}{{{text}}}" if text else name
+        for line in self.get("/metrics").body.decode().splitlines():
+            if line.startswith(series + " "):
+                return float(line.split()[-1])
+        return 0.0
+
+
+class Answer:
+    """A whole answer."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return self.json["error"]
+
+
+class Sent:
+    """A request that was sent, whose answer may still come."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+        self.response: http.client.HTTPResponse | None = None
+
+    def head(self) -> http.client.HTTPResponse:
+        """Waits for status and headers."""
+        if self.response is None:
+            self.response = self._connection.getresponse()
+        return self.response
+
+    def piece(self) -> bytes:
+        """Waits for the next bytes of the body."""
+        return self.head().read1()
+
+    def finish(self) -> Answer:
+        answer = Answer(self.head())
+        self._connection.close()
+        return answer
+
+    def go_away(self) -> None:
+        if self.response is not None:
+            self.response.close()
+        self._connection.close()
