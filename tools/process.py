@@ -166,6 +166,10 @@ class Process:
     def resume(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)
 
+    def kill(self) -> None:
+        """Ends the whole process group at once, as a machine that dies would."""
+        os.killpg(self.pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """Ends the whole process group, paused or not: asks first, then kills."""
         if self.child is None:

@@ -110,6 +110,7 @@ class Vllm:
     kv_cache_gib: int = 1
     prefix_caching: bool = False
     connector: Mapping[str, object] = field(default_factory=dict)  # added to kv_connector_extra_config
+    load_failure_policy: str = "fail"  # or "recompute": what decode does with a request whose KV does not come
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -117,11 +118,20 @@ class Vllm:
 class VllmServer(Process):
     """A vLLM server that computes with one thread, on one core if `core` is given; with the connector if it has a role.
 
-    `role` is "kv_producer", "kv_consumer" or "" (no connector).
+    `role` is "kv_producer", "kv_consumer" or "" (no connector). A server in the place of another has its `ports`.
     """
 
-    def __init__(self, name: str, options: Vllm, log: Path, *, role: str = "", core: int | None = None) -> None:
-        self.http_port, self.directory_port = free_ports(2)
+    def __init__(
+        self,
+        name: str,
+        options: Vllm,
+        log: Path,
+        *,
+        role: str = "",
+        core: int | None = None,
+        ports: Sequence[int] = (),
+    ) -> None:
+        self.http_port, self.directory_port = ports or free_ports(2)
         self.role = role
         command: list[str | Path] = [PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", options.model, "--served-model-name", MODEL_NAME]
@@ -136,6 +146,7 @@ class VllmServer(Process):
             config = {
                 "kv_connector": "KvPushConnector",
                 "kv_role": role,
+                "kv_load_failure_policy": options.load_failure_policy,
                 "engine_id": f"{name}-{os.getpid()}",
                 "kv_connector_extra_config": {**extra, **options.connector},
             }

@@ -35,5 +35,5 @@ def pair(running_pair: Pair) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def reference(deployment: Deployment, pair: Pair) -> Reference:
+def reference(deployment: Deployment, running_pair: Pair) -> Reference:
     return deployment.reference

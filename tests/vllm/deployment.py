@@ -160,5 +160,20 @@ class Deployment:
         free = {one.name: ask_worker(one, "kv_free_blocks")["free"] for one in (p, d)}
         return Pair(caching, transport, p, d, router, free)
 
+    def replace(self, pair: Pair, side: str, load_failure_policy: str = "fail") -> None:
+        """Starts a server where the one of that side (\"p\" or \"d\") was, which has died."""
+        dead: servers.VllmServer = getattr(pair, side)
+        self._cluster.stop(dead)
+        connector = {"transport": pair.transport}
+        options = replace(OPTIONS, connector=connector, load_failure_policy=load_failure_policy)
+        log = dead.log.with_name(f"{dead.log.stem}-again.log")
+        core = 0 if side == "p" else 1
+        one = servers.VllmServer(
+            side, options, log, role=dead.role, core=core, ports=(dead.http_port, dead.directory_port)
+        )
+        self._cluster.start(one)
+        setattr(pair, side, one)
+        ask_worker(one, "kv_watch")
+
     def stop(self, pair: Pair) -> None:
         self._cluster.stop(pair.router, pair.d, pair.p)
