@@ -156,5 +156,9 @@ int main(int argc, char** argv) {
     return refuse("--row-bytes", fmt::to_string(options.kv.row_bytes),
                   {kvpush::ErrorCode::kBadConfig, "a row is a multiple of 8 bytes"});
   }
+  if (options.kv.size_bytes() > kvpush::kKvBytesMax) {
+    return refuse("--blocks", fmt::to_string(options.kv.block_count),
+                  {kvpush::ErrorCode::kBadConfig, "a KV cache of this shape is larger than 1 TiB"});
+  }
   return run(options);
 }

@@ -35,7 +35,7 @@ void Answering::fail(int status, std::string_view what) {
   send("data: " + error_json(status, what) + "\n\n");
 }
 
-void Answering::send(std::string bytes) {
+void Answering::send(std::string_view bytes) {
   if (!std::exchange(is_started_, true)) {
     HttpHead head;
     head.headers.add("Content-Type", "text/event-stream");

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "kvpush/http/server.h"
 #include "kvpush/standin/completion.h"
@@ -29,7 +30,7 @@ class Answering {
   void fail(int status, std::string_view what);
 
  private:
-  void send(std::string bytes);
+  void send(std::string_view bytes);
   void write();
   void end();
 

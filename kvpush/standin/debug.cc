@@ -11,7 +11,7 @@ namespace kvpush {
 namespace {
 
 // Longer than any test; keeps the sum of times within an Instant.
-constexpr std::uint64_t kDelayMillisecondsMax = 3600 * 1000;
+constexpr std::uint64_t kDelayMillisecondsMax = 3'600'000;
 
 std::expected<std::uint64_t, BadCall> read_number(const boost::json::object& call, const char* name,
                                                   std::uint64_t max) {

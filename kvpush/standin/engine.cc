@@ -279,8 +279,9 @@ void StandinEngine::Impl::wait_for_agent() {
 
 void StandinEngine::Impl::begin_step() {
   if (is_stepping_) return;
+  const Instant begin = world_.now();
   Effects effects;
-  const std::vector<Work> step = scheduler_.step(world_.now(), effects);
+  const std::vector<Work> step = scheduler_.step(begin, effects);
   carry_out(effects);
   if (step.empty()) return;
   is_stepping_ = true;
@@ -293,7 +294,8 @@ void StandinEngine::Impl::begin_step() {
     if (work.samples) step_end.samples.push_back({work.request, sample(work)});
   }
   const Duration time = options_.step_time + options_.token_time * tokens;
-  step_timer_.expires_after(std::max(time, delayed_until_ - world_.now()));
+  // The work that was done above is part of the step's time.
+  step_timer_.expires_after(std::max(begin + time, delayed_until_) - world_.now());
   step_timer_.async_wait([this, step_end = std::move(step_end)](boost::system::error_code error) {
     if (!error) end_step(step_end);
   });

@@ -43,15 +43,12 @@ std::byte* map_memory(std::uint64_t size_bytes) {
 
 }  // namespace
 
-KvCache::KvCache(const KvShape& shape)
-    : shape_(shape),
-      size_bytes_(shape.block_count * shape.layers * layer_block_bytes()),
-      base_(map_memory(size_bytes_)) {
+KvCache::KvCache(const KvShape& shape) : shape_(shape), base_(map_memory(shape.size_bytes())) {
   KVPUSH_CHECK(shape.row_bytes % sizeof(std::uint64_t) == 0, "rows of KV are whole words");
 }
 
 KvCache::~KvCache() {
-  munmap(base_, size_bytes_);
+  munmap(base_, shape_.size_bytes());
 }
 
 RankLayout KvCache::layout() const {
@@ -68,7 +65,7 @@ RankLayout KvCache::layout() const {
                                .block_count = shape_.block_count,
                                .heads = {0, shape_.heads, shape_.heads},
                                .base = reinterpret_cast<std::uint64_t>(layer_block(layer, BlockId{0})) + i * rows_bytes,
-                               .block_stride_bytes = layer_block_bytes(),
+                               .block_stride_bytes = shape_.layer_block_bytes(),
                                .head_stride_bytes = std::size(kComponents) * rows_bytes,
                                .token_stride_bytes = shape_.row_bytes,
                                .inner_bytes = shape_.row_bytes});
@@ -78,7 +75,7 @@ RankLayout KvCache::layout() const {
 }
 
 MemoryRange KvCache::memory() const {
-  return {reinterpret_cast<std::uint64_t>(base_), size_bytes_};
+  return {reinterpret_cast<std::uint64_t>(base_), shape_.size_bytes()};
 }
 
 struct KvCache::Row {
@@ -122,14 +119,14 @@ KvCache::Reading KvCache::read(std::span<const PrefixKey> keys, std::span<const 
 
 void KvCache::wipe(BlockId block) {
   for (std::uint32_t layer = 0; layer < shape_.layers; ++layer) {
-    std::memset(layer_block(layer, block), static_cast<int>(kWiped), layer_block_bytes());
+    std::memset(layer_block(layer, block), static_cast<int>(kWiped), shape_.layer_block_bytes());
   }
 }
 
 bool KvCache::invert(BlockId block, std::uint64_t offset) {
   if (block.value >= shape_.block_count || offset >= block_bytes()) return false;
-  const auto layer = static_cast<std::uint32_t>(offset / layer_block_bytes());
-  std::byte& byte = layer_block(layer, block)[offset % layer_block_bytes()];
+  const auto layer = static_cast<std::uint32_t>(offset / shape_.layer_block_bytes());
+  std::byte& byte = layer_block(layer, block)[offset % shape_.layer_block_bytes()];
   byte = ~byte;
   return true;
 }
@@ -151,12 +148,8 @@ void KvCache::visit_rows(TokenRange range, std::span<const PrefixKey> keys, std:
   }
 }
 
-std::uint64_t KvCache::layer_block_bytes() const {
-  return std::uint64_t{shape_.block_tokens} * shape_.row_bytes * shape_.heads * std::size(kComponents);
-}
-
 std::byte* KvCache::layer_block(std::uint32_t layer, BlockId block) const {
-  return base_ + (std::uint64_t{layer} * shape_.block_count + block.value) * layer_block_bytes();
+  return base_ + (std::uint64_t{layer} * shape_.block_count + block.value) * shape_.layer_block_bytes();
 }
 
 }  // namespace kvpush

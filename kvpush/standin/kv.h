@@ -18,7 +18,15 @@ struct KvShape {
   std::uint32_t row_bytes = 64;  // a multiple of 8
   std::uint32_t block_tokens = 16;
   std::uint32_t block_count = 1024;
+
+  // K and V of one block in one layer.
+  std::uint64_t layer_block_bytes() const { return std::uint64_t{2} * heads * block_tokens * row_bytes; }
+  std::uint64_t block_bytes() const { return layers * layer_block_bytes(); }
+  std::uint64_t size_bytes() const { return block_count * block_bytes(); }
 };
+
+// Of a whole cache: far more than a machine has, and an address space has room for several.
+inline constexpr std::uint64_t kKvBytesMax = std::uint64_t{1} << 40;
 
 // A row of KV that does not have the bytes that its prompt gives it.
 struct WrongRow {
@@ -40,7 +48,7 @@ struct WrongRow {
 // Thread: engine role; peers write into blocks that the engine has reserved for them.
 class KvCache {
  public:
-  // The memory is not touched, so that a large pool costs only what is used of it.
+  // The memory is not touched, so that a large pool costs only what is used of it. At most kKvBytesMax.
   explicit KvCache(const KvShape& shape);
   ~KvCache();
   KvCache(const KvCache&) = delete;
@@ -63,7 +71,7 @@ class KvCache {
   void wipe(BlockId block);
   // Inverts one byte, `offset` counted in the block's bytes over all layers. False if there is no such byte.
   bool invert(BlockId block, std::uint64_t offset);
-  std::uint64_t block_bytes() const { return shape_.layers * layer_block_bytes(); }
+  std::uint64_t block_bytes() const { return shape_.block_bytes(); }
 
  private:
   struct Row;
@@ -71,11 +79,9 @@ class KvCache {
   template <class Visit>
   void visit_rows(TokenRange range, std::span<const PrefixKey> keys, std::span<const BlockId> blocks,
                   Visit visit) const;
-  std::uint64_t layer_block_bytes() const;
   std::byte* layer_block(std::uint32_t layer, BlockId block) const;
 
   const KvShape shape_;
-  const std::uint64_t size_bytes_;
   std::byte* const base_;
 };
 

@@ -314,6 +314,7 @@ def cpu_ticks(pid: int) -> int:
         (("--transport", "pigeon"), "--transport pigeon"),
         (("--directory", "nowhere"), "--directory nowhere"),
         (("--row-bytes", "12"), "--row-bytes 12"),
+        (("--blocks", "1000000", "--layers", "256", "--row-bytes", "4096"), "--blocks 1000000"),
         (("--role", "king"), "--role"),
     ],
 )
