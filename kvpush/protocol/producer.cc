@@ -178,7 +178,9 @@ void Producer::tick(Instant now, Actions& out) {
         refuse(due.connection, ErrorCode::kTimeout, "the session was not ready in time", now, out);
         break;
       case Kind::kRenew:
-        if (const auto found = sessions_.find(due.connection); found != sessions_.end()) {
+        // What was due before it may have ended the session, or the last registration that needs its lease.
+        if (const auto found = sessions_.find(due.connection);
+            found != sessions_.end() && found->second.lease.is_needed()) {
           keep_lease(due.connection, found->second, now, out);
         }
         break;

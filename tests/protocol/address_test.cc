@@ -4,11 +4,11 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/protocol/blocks.h"
+#include "kvpush/sim/blocks.h"
+#include "kvpush/sim/world.h"
 #include "tests/protocol/text.h"
-#include "tests/protocol/world.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 namespace {
 
 constexpr ConnectionId kSession{1};
@@ -69,8 +69,8 @@ class Addresses : public ::testing::Test {
     return connects_to(out);
   }
 
-  Blocks blocks_of_consumer_{2, 0, 1, "bfloat16"};
-  const Blocks blocks_of_producer_{1, 0, 1, "bfloat16"};
+  Blocks blocks_of_consumer_{2, 0, 1, "bfloat16", {}};
+  const Blocks blocks_of_producer_{1, 0, 1, "bfloat16", {}};
   Consumer consumer_{{"C", {7}, 0, 1},
                      blocks_of_consumer_.layout(),
                      {{.name = kFencing, .address = bytes("C"), .disconnect_fences = true}},
@@ -94,4 +94,4 @@ TEST_F(Addresses, AreTheConsumersNewOneWhereConnectingHasChangedIt) {
 }
 
 }  // namespace
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

@@ -4,17 +4,17 @@
 #include <gtest/gtest.h>
 
 #include "kvpush/base/limits.h"
+#include "kvpush/sim/world.h"
 #include "tests/protocol/text.h"
-#include "tests/protocol/world.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 namespace {
 
 // A producer with one consumer whose session is ready, and what it last said to that one.
 class Bounds : public ::testing::Test {
  protected:
   Bounds() {
-    const Blocks consumer(2, 0, 1, "bfloat16");
+    const Blocks consumer(2, 0, 1, "bfloat16", {});
     hear(Hello{kProtocolVersion, {"C", {7}, 0, 1}, {1}, consumer.layout(), {{kFencing, {}}}});
     hear(Assign{{}, kFencing});
     Actions out;
@@ -33,7 +33,7 @@ class Bounds : public ::testing::Test {
   }
 
   static constexpr ConnectionId kConnection{1};
-  const Blocks blocks_{1, 0, 1, "bfloat16"};
+  const Blocks blocks_{1, 0, 1, "bfloat16", {}};
   const std::vector<TransportView> views_{{.name = kFencing, .address = {}, .disconnect_fences = true}};
   Producer producer_{{"P", {1}, 0, 1}, blocks_.layout(), views_, {}};
   bool is_accepted_ = false;
@@ -142,4 +142,4 @@ TEST_F(Bounds, OfProducerEnginesRefuseRequestsToTheNextOne) {
 }
 
 }  // namespace
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

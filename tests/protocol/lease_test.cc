@@ -6,10 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvpush/sim/world.h"
 #include "tests/protocol/text.h"
-#include "tests/protocol/world.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 namespace {
 
 using namespace std::chrono_literals;
@@ -269,6 +269,19 @@ TEST_F(Leases, AreAskedForAnewBeforeTheFirstBatchAfterAnIdleTime) {
   EXPECT_EQ(world_.writes().size(), 1u);
 }
 
+TEST_F(Leases, AreNotRenewedWhenAnotherDeadlineOfTheSameTurnEndsTheLastRegistration) {
+  world_.receive(consumer(), {"r1", "x1", {0, 8}}, "P");
+  pass(kOptions.match_timeout - 1ns);  // a renewal was due in the last microsecond
+  world_.set_stopped(producer(), true);
+  pass(kOptions.lease / 2);  // by then the next renewal is due as well
+
+  world_.set_stopped(producer(), false);
+  pass(0s);
+
+  EXPECT_EQ(consumer().failed_count, 1u);
+  EXPECT_EQ(got().sessions_lost + sent().sessions_lost, 0u);
+}
+
 TEST_F(Leases, CannotBeMadeLongerByAnAnswerToWhatWasNotAsked) {
   pass(1min);
   ask("x1");
@@ -281,4 +294,4 @@ TEST_F(Leases, CannotBeMadeLongerByAnAnswerToWhatWasNotAsked) {
 }
 
 }  // namespace
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

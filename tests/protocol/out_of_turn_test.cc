@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "kvpush/sim/world.h"
 #include "tests/protocol/text.h"
-#include "tests/protocol/world.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 namespace {
 
 using namespace std::chrono_literals;
@@ -132,4 +132,4 @@ TEST(ConsumerSession, RefusesMessagesOutOfTurnAndGoesOn) {
 }
 
 }  // namespace
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

@@ -1,17 +1,15 @@
-// Messages and events as the words of transcripts.
+// The words of transcripts, read.
 #pragma once
 
 #include <string>
 
-#include "kvpush/protocol/command.h"
+#include "kvpush/sim/text.h"
 #include "kvpush/wire/message.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 
-std::string text(const Message& message);
-std::string text(const EngineEvent& event);
-// The inverse for messages that a transcript lets somebody say out of turn: "Revoke 7", "Delivered 1, 32 bytes". Those
-// that carry layouts or assignments have empty ones. Fails the test when it cannot be read.
+// The inverse of text() for messages that a transcript lets somebody say out of turn: "Revoke 7", "Delivered 1, 32
+// bytes". Those that carry layouts or assignments have empty ones. Fails the test when it cannot be read.
 Message parse_message(const std::string& words);
 
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

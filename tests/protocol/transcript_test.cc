@@ -14,10 +14,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "kvpush/sim/world.h"
 #include "tests/protocol/text.h"
-#include "tests/protocol/world.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -315,4 +315,4 @@ INSTANTIATE_TEST_SUITE_P(Protocol, Transcript, ::testing::ValuesIn(transcripts()
                          [](const auto& test) { return test.param.stem().string(); });
 
 }  // namespace
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

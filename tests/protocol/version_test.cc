@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/protocol/world.h"
+#include "kvpush/sim/world.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 namespace {
 
 using ::testing::Contains;
@@ -58,4 +58,4 @@ TEST_F(Version, C7OfAProducerEndsAtOnceWhatTheConsumerWantedOfIt) {
 }
 
 }  // namespace
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

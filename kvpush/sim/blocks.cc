@@ -1,16 +1,16 @@
-#include "tests/protocol/blocks.h"
+#include "kvpush/sim/blocks.h"
 
 #include <algorithm>
 #include <functional>
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 
 namespace {
 
 constexpr std::uint32_t kElementBytes = 2;
 constexpr std::byte kOverwritten{0xee};
 
-RankLayout make_layout(std::uint64_t base, HeadRange heads, const std::string& dtype) {
+RankLayout make_layout(std::uint64_t base, HeadRange heads, const std::string& dtype, std::uint32_t block_count) {
   RankLayout layout;
   const std::uint64_t token_stride = std::uint64_t{heads.count} * kElementBytes;
   const std::uint64_t block_stride = token_stride * Blocks::kBlockTokens;
@@ -22,9 +22,9 @@ RankLayout make_layout(std::uint64_t base, HeadRange heads, const std::string& d
                                .dtype = dtype,
                                .element_bytes = kElementBytes,
                                .block_tokens = Blocks::kBlockTokens,
-                               .block_count = Blocks::kBlockCount,
+                               .block_count = block_count,
                                .heads = heads,
-                               .base = base + layout.planes.size() * block_stride * Blocks::kBlockCount,
+                               .base = base + layout.planes.size() * block_stride * block_count,
                                .block_stride_bytes = block_stride,
                                .head_stride_bytes = kElementBytes,
                                .token_stride_bytes = token_stride,
@@ -34,34 +34,51 @@ RankLayout make_layout(std::uint64_t base, HeadRange heads, const std::string& d
   return layout;
 }
 
-HeadRange heads_of(std::uint32_t rank, std::uint32_t rank_count) {
-  const std::uint32_t count = Blocks::kHeadsTotal / rank_count;
-  return {.first = rank * count, .count = count, .total = Blocks::kHeadsTotal};
+HeadRange heads_of(std::uint32_t rank, std::uint32_t rank_count, std::uint32_t total) {
+  return {.first = rank * total / rank_count, .count = std::max(1U, total / rank_count), .total = total};
 }
 
 }  // namespace
 
-Blocks::Blocks(std::uint32_t place, std::uint32_t rank, std::uint32_t rank_count, const std::string& dtype)
+Blocks::Blocks(std::uint32_t place, std::uint32_t rank, std::uint32_t rank_count, const std::string& dtype, Size size)
     : place_(place),
-      layout_(make_layout(std::uint64_t{place} << kPlaceBits, heads_of(rank, rank_count), dtype)),
-      memory_(layout_.planes.size() * layout_.planes[0].block_stride_bytes * kBlockCount),
-      holders_(kBlockCount, kNobody) {}
+      layout_(make_layout(std::uint64_t{place} << kPlaceBits, heads_of(rank, rank_count, size.heads_total), dtype,
+                          size.block_count)),
+      memory_(layout_.planes.size() * layout_.planes[0].block_stride_bytes * size.block_count, kOverwritten),
+      holders_(size.block_count, kNobody) {}
 
 std::span<std::byte> Blocks::at(std::uint64_t address, std::uint64_t length_bytes) {
   return std::span(memory_).subspan(address - (place_ << kPlaceBits), length_bytes);
 }
 
-Holder Blocks::holder_at(std::uint64_t address) const {
-  return holders_[(address - (place_ << kPlaceBits)) / layout_.planes[0].block_stride_bytes % kBlockCount];
+BlockId Blocks::block_of(std::uint64_t address) const {
+  const std::uint64_t index = (address - (place_ << kPlaceBits)) / layout_.planes[0].block_stride_bytes;
+  return BlockId{static_cast<std::uint32_t>(index % holders_.size())};
+}
+
+Holder Blocks::holder_of(std::uint64_t address, std::uint64_t length_bytes) const {
+  const std::uint64_t offset = address - (place_ << kPlaceBits);
+  const std::uint64_t stride = layout_.planes[0].block_stride_bytes;
+  const std::uint64_t first = offset / stride;
+  const std::uint64_t last = (offset + length_bytes - 1) / stride;
+  if (first / holders_.size() != last / holders_.size() || last >= holders_.size() * layout_.planes.size()) {
+    return kNobody;
+  }
+  const Holder holder = holders_[first % holders_.size()];
+  for (std::uint64_t block = first + 1; block <= last; ++block) {
+    if (holders_[block % holders_.size()] != holder) return kNobody;
+  }
+  return holder;
 }
 
 std::optional<Blocks::Held> Blocks::hold(std::uint32_t token_count, Choice choice, std::uint32_t from) {
+  const auto block_count = static_cast<std::uint32_t>(holders_.size());
   const std::uint32_t needed = (token_count + kBlockTokens - 1) / kBlockTokens;
-  const std::uint32_t step = choice == Choice::kScattered ? 3 : 1;  // coprime to kBlockCount: visits every block
+  const std::uint32_t step = choice == Choice::kScattered ? 3 : 1;  // coprime to block_count: visits every block
   Held held{.holder = ++holder_last_};
   std::vector<BlockId> ids;
-  for (std::uint32_t i = 0; i < kBlockCount && held.blocks.size() < needed; ++i) {
-    const std::uint32_t block = (from + i * step) % kBlockCount;
+  for (std::uint32_t i = 0; i < block_count && held.blocks.size() < needed; ++i) {
+    const std::uint32_t block = (from + i * step) % block_count;
     if (holders_[block] != kNobody) continue;
     held.blocks.push_back(block);
     ids.push_back(BlockId{block});
@@ -75,6 +92,7 @@ std::optional<Blocks::Held> Blocks::hold(std::uint32_t token_count, Choice choic
 void Blocks::give_back(const Held& held) {
   for (const std::uint32_t block : held.blocks) {
     holders_[block] = kNobody;
+    freed_last_ = block;
     for (const Plane& plane : layout_.planes) {
       std::ranges::fill(at(plane.base + block * plane.block_stride_bytes, plane.block_stride_bytes), kOverwritten);
     }
@@ -82,10 +100,8 @@ void Blocks::give_back(const Held& held) {
 }
 
 void Blocks::fill(const Held& held, const TransferId& transfer_id, TokenRange tokens) {
-  each_element(held, transfer_id, tokens, [](std::span<std::byte> element, std::byte expected) {
-    std::ranges::fill(element, expected);
-    return true;
-  });
+  each_element(held, transfer_id, tokens,
+               [](std::span<std::byte> element, std::byte expected) { std::ranges::fill(element, expected); });
 }
 
 bool Blocks::equals(const Held& held, const TransferId& transfer_id, TokenRange tokens) {
@@ -94,6 +110,14 @@ bool Blocks::equals(const Held& held, const TransferId& transfer_id, TokenRange 
     are_equal = are_equal && std::ranges::all_of(element, [&](std::byte byte) { return byte == expected; });
   });
   return are_equal;
+}
+
+bool Blocks::is_untouched(const Held& held, TokenRange tokens) {
+  bool is_untouched = true;
+  each_element(held, {}, tokens, [&](std::span<std::byte> element, std::byte) {
+    is_untouched = is_untouched && std::ranges::all_of(element, [](std::byte byte) { return byte == kOverwritten; });
+  });
+  return is_untouched;
 }
 
 template <class Visit>
@@ -112,4 +136,4 @@ void Blocks::each_element(const Held& held, const TransferId& transfer_id, Token
   }
 }
 
-}  // namespace kvpush::testing
+}  // namespace kvpush::sim

@@ -4,25 +4,24 @@
 #include <cstdint>
 #include <deque>
 #include <list>
-#include <map>
-#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "kvpush/base/ids.h"
 #include "kvpush/base/instant.h"
 #include "kvpush/protocol/action.h"
-#include "kvpush/protocol/consumer.h"
 #include "kvpush/protocol/options.h"
-#include "kvpush/protocol/producer.h"
+#include "kvpush/sim/blocks.h"
+#include "kvpush/sim/network.h"
+#include "kvpush/sim/rank.h"
 #include "kvpush/wire/message.h"
-#include "tests/protocol/blocks.h"
 
-namespace kvpush::testing {
+namespace kvpush::sim {
 
 // The two kinds of transport there are, by what ends a write whose fate is open.
 inline constexpr const char* kFencing = "fencing";  // the target's disconnect; failed writes may land until then
@@ -31,90 +30,43 @@ inline constexpr const char* kPlain = "plain";      // the writer: its completio
 struct WorldOptions {
   std::vector<std::string> transports{kFencing};
   ProtocolOptions protocol{};
+  Blocks::Size size{};
   // Leases are renewed as if the network took no time for that, and without a line, unless something else is under way
   // on the same connection: for conversations about other things.
   bool renews_quietly = false;
+  bool has_lines = true;  // of what happens
+  // With a Schedule: deadlines are acted on at most this late.
+  Duration lateness{};
 };
 
-// A request of an engine that has not ended.
-struct LocalRequest {
-  TransferId transfer_id;
-  TokenRange tokens;
-  Blocks::Held held;
-};
-
-// One rank of an engine, which is either a producer or a consumer here.
-struct Rank {
-  std::string name;  // "P", or "P0" and "P1" where the engine has two
-  std::string engine;
-  RankName id;
-  bool is_alive = true;
-  bool is_full = false;     // its transport takes no writes for now
-  bool is_stopped = false;  // the process stands still, as after SIGSTOP
-  Blocks blocks;
-  std::optional<Producer> producer{};
-  std::optional<Consumer> consumer{};
-  std::map<RequestId, LocalRequest> requests{};
-  std::size_t complete_count = 0;
-  std::size_t failed_count = 0;
-};
-
-enum class Side : std::uint8_t { kConsumer, kProducer };
-
-// A control connection with all that is under way on it, and the data path that its session made.
-struct Connection {
-  struct Opened {};
-  struct Closed {};
-  struct Said {
-    Message message;
-    Instant heard{};  // of the speaker's end
-  };
-  using Arrival = std::variant<Opened, Said, Closed>;
-  struct End {
-    Rank* rank = nullptr;
-    std::deque<Arrival> arriving;
-    // The producer's latest moment of which this end has proof that the consumer lived after it.
-    Instant heard{};
-    bool is_closed = false;
-    std::optional<Peer> peer;
-  };
-
-  ConnectionId id;
-  End consumer;
-  End producer;
-  std::uint32_t transport = 0;  // of the producer's peer
-  bool is_fenced = false;       // nothing written through it lands any more
-
-  End& end(Side side) { return side == Side::kConsumer ? consumer : producer; }
-  End& other(Side side) { return side == Side::kConsumer ? producer : consumer; }
-};
-
-// A batch on its way.
-struct Write {
-  std::uint64_t number = 0;
-  Connection* connection = nullptr;
-  WriteToken token;
-  struct Piece {
-    Descriptor copy;
-    Holder source = kNobody;  // who held the blocks when it was posted
-    Holder target = kNobody;
-    std::vector<std::byte> bytes{};  // once they have left the producer's memory, until they land
-  };
-  std::deque<Piece> pieces{};  // that have not landed
-  bool is_cut = false;         // the producer disconnected the peer: it can only fail
-  bool is_astray = false;      // it has failed at the producer, and its bytes are still in the network
+// Chooses when things happen where no hand does. Each call names something that must happen some time later, by a verb
+// of World; it may be over by then.
+//
+// Not here: what happens. World knows.
+class Schedule {
+ public:
+  virtual ~Schedule() = default;
+  virtual void on_sent(Connection& connection, Side to) = 0;  // deliver()
+  virtual void on_write(Write& write) = 0;                    // posted, cut off or astray: land(), complete(), ...
+  virtual void on_asked(Rank& rank) = 0;                      // resolve()
+  virtual void on_gone(Rank& rank) = 0;                       // notice_gone()
+  virtual void on_stepped(Rank& rank) = 0;                    // deadline_of(), tick()
+  virtual void on_stopped(Rank& rank) = 0;                    // by stops_at_post: set_stopped()
+  virtual void on_ended(Rank& rank, const RequestId& request, bool is_complete) = 0;
 };
 
 // Engines whose ranks talk to each other through the protocol machines alone, with real bytes and virtual time.
 //
 // Job: carries out what the machines want, offers what may happen next as verbs, and checks at every step that no byte
-//      lands in or is read from a block that was given back, that nothing is posted without a live lease, that requests
-//      end once, and that complete means equal.
-// Not here: the order in which things happen. A transcript or a seed chooses.
+//      lands in or is read from a block that was given back, that nothing is posted without a live lease, that
+//      registrations and requests end once and in time, that complete means equal, and that nobody is called silent who
+//      was not.
+// Not here: the order in which things happen. A transcript's hand or a Schedule chooses.
 // Thread: value type.
 class World {
  public:
-  explicit World(WorldOptions options, std::uint64_t seed = 1);
+  // `schedule` outlives the world.
+  explicit World(WorldOptions options, std::uint64_t seed = 1, Schedule* schedule = nullptr);
 
   enum class Role : std::uint8_t { kProducer, kConsumer };
   struct Engine {
@@ -122,6 +74,7 @@ class World {
     Role role = Role::kConsumer;
     std::uint32_t rank_count = 1;
     std::string dtype = "bfloat16";
+    std::string id{};  // its configured name, if not `name`
   };
   void add(const Engine& engine);
   std::vector<Rank*> ranks_of(const std::string& name);  // of an engine, or the one of that name
@@ -147,6 +100,10 @@ class World {
   std::optional<Instant> deadline() const;
   void advance_to(Instant then);
   Instant now() const { return now_; }
+  // The same for one rank at a time; time alone passes with set_now().
+  std::optional<Instant> deadline_of(const Rank& rank) const;
+  void tick(Rank& rank);
+  void set_now(Instant now) { now_ = now; }
 
   // Messages and answers of directories.
   std::vector<std::pair<Connection*, Side>> arrivals();
@@ -156,6 +113,7 @@ class World {
     return resolving_.empty() || resolving_.front().first->is_stopped ? 0 : resolving_.size();
   }
   void resolve();
+  void resolve(Rank& rank);  // its first, if there is one
   // Everything that arrives, answers included, until nothing does. Writes stay where they are.
   void deliver_all(const std::string& only_to = "");
   // A connection that the consumer's machine knows nothing of, for say().
@@ -166,6 +124,7 @@ class World {
 
   // Writes.
   std::list<Write>& writes() { return writes_; }
+  Write* find_write(std::uint64_t number);
   void land(Write& write, std::size_t pieces);
   void complete(Write& write);
   void fail(Write& write);
@@ -183,18 +142,34 @@ class World {
   void set_stopped(Rank& rank, bool is_stopped);
   std::vector<std::pair<Rank*, Peer>>& gone() { return gone_; }  // writers whose end has not been noticed
   void notice_gone(std::size_t index);
+  void notice_gone(Rank& rank);  // one that it has not noticed, if there is one
   void set_directory(const std::string& engine, bool is_up);
   // The rank cannot connect over the transport.
   void set_reachable(const std::string& rank, const std::string& transport, bool is_reachable);
 
   std::list<Connection>& connections() { return connections_; }
+  Connection* find(ConnectionId id);
+  // Drops connections that have ended on both sides, with nothing left under way.
+  void forget_ended_connections();
+
   void note(std::string line) { lines_.push_back(std::move(line)); }
   // What happened since the last call, one line each.
   std::vector<std::string> take_lines();
   // What must never be, as sentences.
   const std::vector<std::string>& faults() const { return faults_; }
+  // Of ranks at rest: whatever they still hold or know, as sentences.
+  std::vector<std::string> remains() const;
 
  private:
+  // What one step of a machine did besides its actions.
+  struct Accusation {
+    bool is_made = false;     // it has called a peer silent
+    bool is_excused = false;  // one of the connections it closed had trouble
+  };
+
+  template <class MakeLine>
+  void trace(MakeLine make_line);
+  void fault(std::string text) { faults_.push_back(std::move(text)); }
   template <class Step>
   void step(Rank& rank, Step on);
   void post(Rank& producer);
@@ -202,25 +177,54 @@ class World {
   void perform(Rank& rank, const Action& action, Actions& more);
   void dial(Rank& rank, const Dial& action);
   void send(Rank& rank, const SendMessage& action);
+  void arrive(Connection& connection, Side to, Connection::Arrival arrival);
   void close(Rank& rank, ConnectionId id);
   void connect(Rank& rank, const ConnectPeer& action, Actions& more);
   void disconnect(Rank& rank, Peer peer);
   void tell(Rank& rank, const EngineEvent& event);
+  void answer(Rank& rank, const Endpoint& directory);
   void start_machine(Rank& rank, std::uint64_t incarnation);
+  Connection& add_connection(Rank& consumer, Rank& producer);
+  void forget_peer(Connection::End& end);
+  void lose_connections(Rank& rank);
+  void lose_writes(const Rank& rank);
+  Write& add_write(Write write);
+  template <class Matches>
+  void forget_writes(Matches matches);
   void end_write(Write& write, std::optional<Error> error);
+  void tell_end(Rank& producer, WriteToken token, std::optional<Error> error);
   void leave_memory(Write& write);
-  void check_ended(Rank& rank, const LocalRequest& request, Side side, bool is_complete);
-  Connection* find(ConnectionId id);
   Connection* find(const Rank& rank, Peer peer);
   Rank& owner_of(std::uint64_t address);
+  Instant clock(const Rank& rank) const { return rank.clock.at(now_); }
   bool is_plain(const Connection& connection) const { return !views_[connection.transport].disconnect_fences; }
 
+  // world_checks.cc
+  void check_message(Rank& rank, Connection& connection, const Message& message);
+  void check_not_stopped(const Rank& producer, const Connection& connection, std::span<const Descriptor> batch);
+  void note_outcome(Connection& connection, const Message& message);
+  // The consumer hears of the connection again, or closes it.
+  void check_silence(const Connection& connection);
+  static std::uint64_t times_silent(const Rank& rank);
+  // For a whole term nothing has gone wrong with what the other side says.
+  bool is_calm(const Connection& connection, Side side) const;
+  void check_ended(Rank& rank, const LocalRequest& request, const ReceiveEnded& ended);
+  void check_ended(Rank& rank, const LocalRequest& request, const SendEnded& ended);
+  void check_writes(const Rank& rank, const LocalRequest& request);
+  void check_time(const Rank& rank, const LocalRequest& request, Instant limit);
+  void check_counters(const Rank& rank);
+
   const WorldOptions options_;
+  Schedule* const schedule_;
   std::vector<TransportView> views_;
+  bool can_always_fence_ = true;
   std::vector<Engine> engines_;
-  std::list<Rank> ranks_;
+  std::deque<Rank> ranks_;  // by place
   std::list<Connection> connections_;
+  std::unordered_map<ConnectionId, Connection*> connections_by_id_;
+  std::unordered_map<PeerId, Connection*> connections_by_peer_;
   std::list<Write> writes_;
+  std::unordered_map<std::uint64_t, std::list<Write>::iterator> writes_by_number_;
   std::deque<std::pair<Rank*, Endpoint>> resolving_;
   std::vector<std::pair<Rank*, Peer>> gone_;
   std::set<std::string> directories_down_;
@@ -231,8 +235,14 @@ class World {
   std::uint64_t connection_last_ = 0;
   std::uint64_t write_last_ = 0;
   std::uint32_t peer_last_ = 0;
+  Accusation accusation_;  // of the step under way
   std::vector<std::string> lines_;
   std::vector<std::string> faults_;
 };
 
-}  // namespace kvpush::testing
+template <class MakeLine>
+void World::trace(MakeLine make_line) {
+  if (options_.has_lines) note(make_line());
+}
+
+}  // namespace kvpush::sim
