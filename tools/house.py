@@ -151,6 +151,30 @@ def machine_paths(files: Files) -> list[str]:
     ]
 
 
+MODEL = "docs/protocol/protocol.pml"
+# The model's prefix, and the enumeration of the code that has the same states.
+MODELLED = {
+    "Link": ("kvpush/protocol/consumer.h", "LinkState"),
+    "ConsumerSession": ("kvpush/protocol/consumer.h", "SessionState"),
+    "Part": ("kvpush/protocol/consumer.h", "PartState"),
+    "ProducerSession": ("kvpush/protocol/producer.h", "SessionState"),
+    "Registration": ("kvpush/protocol/producer.h", "RegistrationState"),
+}
+
+
+def modelled_states(files: Files) -> list[str]:
+    """The protocol's model and its code have the same states."""
+    found = []
+    for prefix, (header, enumeration) in MODELLED.items():
+        model = set(re.findall(rf"\b{prefix}_(k\w+)", files[MODEL]))
+        body = re.search(rf"enum class {enumeration} : [\w:]+ {{(.*?)}};", files[header], re.DOTALL)
+        code = set(re.findall(r"\bk[A-Z]\w*", re.sub(r"//.*", "", body[1]))) if body else set()
+        if model != code:
+            differ = " ".join(sorted(model ^ code))
+            found.append(f"{header}:1: {enumeration} and {prefix}_ of {MODEL} differ: {differ}")
+    return found
+
+
 CHECKS = {
     "layers": layers,
     "class comments": class_comments,
@@ -158,4 +182,5 @@ CHECKS = {
     "tidiness": tidiness,
     "machine paths": machine_paths,
     "faults": faults.check,
+    "modelled states": modelled_states,
 }

@@ -102,3 +102,17 @@ def test_untidy_text_is_found(text):
 
 def test_tidy_text_is_left_alone():
     assert house.tidiness({"x.py": "a\nb\n", "empty.txt": "", "Makefile": "a:\n\tb\n"}) == []
+
+
+def modelled(states_of_parts: str) -> list[str]:
+    files = {house.MODEL: "mtype:Part = { Part_kOpen, Part_kQuiescent };"}
+    for header, enumeration in house.MODELLED.values():
+        states = states_of_parts if enumeration == "PartState" else ""
+        files[header] = files.get(header, "") + f"enum class {enumeration} : std::uint8_t {{ {states} }};\n"
+    return house.modelled_states(files)
+
+
+def test_the_model_has_the_states_of_the_code():
+    assert modelled("\n  kOpen,  // as kNever is not\n  kQuiescent,\n") == []
+    assert len(modelled("kOpen")) == 1
+    assert "kLost" in modelled("kOpen, kQuiescent, kLost")[0]

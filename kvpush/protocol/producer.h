@@ -139,6 +139,7 @@ class Producer {
     std::optional<ConnectionId> connection;
     RegistrationNumber registration_last;
     std::map<RegistrationNumber, Message> outcomes;  // Delivered or Failed, until Done
+    RegistrationNumber done;                         // the last Done: what ends later up to it is not asked for
   };
   enum class RegistrationState : std::uint8_t {
     kWaiting,   // for the local request

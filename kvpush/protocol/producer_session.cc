@@ -170,8 +170,9 @@ void Producer::on(const Session& session, const Unwanted& message, Instant now, 
 }
 
 void Producer::on(const Session& session, const Done& message) {
-  auto& outcomes = consumers_.at({session.hello.from.incarnation, session.hello.from.rank}).outcomes;
-  outcomes.erase(outcomes.begin(), outcomes.upper_bound(message.up_to));
+  ConsumerRank& consumer = consumers_.at({session.hello.from.incarnation, session.hello.from.rank});
+  consumer.done = std::max(consumer.done, message.up_to);
+  consumer.outcomes.erase(consumer.outcomes.begin(), consumer.outcomes.upper_bound(message.up_to));
 }
 
 void Producer::on(ConnectionId connection, Session& session, const Renewed& message, Instant now, Actions& out) {

@@ -215,7 +215,8 @@ void Producer::close_transfer(const TransferId& transfer_id, ErrorCode told, Ins
 
 void Producer::keep(const RegistrationKey& key, const Message& outcome) {
   const auto consumer = consumers_.find(key.consumer);
-  if (consumer != consumers_.end()) consumer->second.outcomes.insert_or_assign(key.number, outcome);
+  if (consumer == consumers_.end() || key.number <= consumer->second.done) return;
+  consumer->second.outcomes.insert_or_assign(key.number, outcome);
 }
 
 void Producer::answer(const RegistrationKey& key, const Message& message, Actions& out) {

@@ -129,7 +129,7 @@ void Blocks::each_element(const Held& held, const TransferId& transfer_id, Token
       for (std::uint32_t head = 0; head < plane.heads.count; ++head) {
         const std::uint64_t address = plane.base + held.blocks[token / kBlockTokens] * plane.block_stride_bytes +
                                       token % kBlockTokens * plane.token_stride_bytes + head * plane.head_stride_bytes;
-        const std::size_t value = prompt + index * 101 + (plane.heads.first + head) * 57 + token * 7;
+        const std::size_t value = prompt + index * 101 + (plane.heads.first + head) * 57UL + token * 7UL;
         visit(at(address, kElementBytes), static_cast<std::byte>(value % 227));  // never kOverwritten
       }
     }

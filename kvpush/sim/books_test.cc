@@ -49,7 +49,7 @@ TEST_F(Book, WantsTheOutcomeToldBeforeRevokedInTheSameSession) {
 }
 
 TEST_F(Book, LetsOutcomesBeForgottenAfterDoneOrALongSilence) {
-  for (const std::uint64_t number : {1, 2}) {
+  for (const std::uint64_t number : {1U, 2U}) {
     hear(first_, Register{{number}, "x1", {}, {}});
     EXPECT_TRUE(accepts(first_, Delivered{{number}, 0, {}}));
   }

@@ -227,8 +227,9 @@ void Simulation::happen(const Event& event) {
 bool Simulation::defer(const Event& event) {
   const Rank& one = rank(event.where);
   if (one.is_alive && !one.is_stopped) return false;
-  if (one.is_alive)
+  if (one.is_alive) {
     push_soon(goes_on_[event.where] - world_.now() + shape_.lateness, event.kind, event.where, event.what);
+  }
   return true;
 }
 

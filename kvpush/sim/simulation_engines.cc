@@ -197,8 +197,9 @@ void Simulation::probe() {
   for (std::uint32_t consumer = scenario_.producers; consumer < engines_.size(); ++consumer) {
     for (const std::uint32_t place : engines_[consumer].ranks) {
       const std::size_t missing = scenario_.producers - (rank(place).complete_count - complete[place]);
-      if (missing > 0)
+      if (missing > 0) {
         faults_.push_back(fmt::format("{}: {} requests after all trouble fail", rank(place).name, missing));
+      }
     }
   }
 }

@@ -19,7 +19,7 @@ std::string outcome(std::optional<ErrorCode> error, std::uint64_t bytes) {
 }  // namespace
 
 std::string text(const Message& message) {
-  const std::string name(message_name(message));
+  const std::string_view name = message_name(message);
   const auto with = [&](const auto& what) { return fmt::format("{} {}", name, what); };
   return std::visit(
       Overloaded{[&](const Hello& m) { return with(fmt::format("session {}", m.session.value)); },
@@ -39,7 +39,7 @@ std::string text(const Message& message) {
                  [&](const Renewed& m) { return with(m.stamp.time_since_epoch().count()); },
                  [&](const auto& m) {
                    if constexpr (requires { m.registration; }) return with(m.registration.value);
-                   return name;
+                   return std::string(name);
                  }},
       message);
 }
