@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include "kvpush/base/overloaded.h"
 
 namespace kvpush::sim {

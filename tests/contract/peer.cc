@@ -62,6 +62,15 @@ void PeerProgram::freeze() {
   EXPECT_TRUE(WIFSTOPPED(status));
 }
 
+void PeerProgram::thaw() {
+  ::kill(pid_, SIGCONT);
+}
+
+void PeerProgram::await_rest() {
+  say("rest");
+  EXPECT_EQ(hear(), "resting");
+}
+
 void PeerProgram::kill() {
   ::kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);

@@ -34,8 +34,12 @@ class PeerProgram {
   // It writes its memory to `remote` again and again, each time filled with another byte; returns after the first.
   // It stops when it loses its peer.
   void stream(std::uint64_t remote);
-  // It stops where it is and does nothing until killed.
+  // It stops where it is and does nothing until thawed or killed.
   void freeze();
+  // It goes on.
+  void thaw();
+  // Returns when it has nothing to do.
+  void await_rest();
   // It ends as a crashed process does; returns when it is gone.
   void kill();
 

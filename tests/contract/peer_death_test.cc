@@ -1,4 +1,4 @@
-// What every transport between processes does when one of them dies.
+// What every transport between processes does when one of them dies, or stops and goes on.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +11,9 @@
 
 namespace kvpush {
 namespace {
+
+// No round of a stream has it.
+constexpr std::byte kReused{0xff};
 
 std::vector<Backend> process_backends() {
   std::vector<Backend> backends = contract_backends();
@@ -40,6 +43,11 @@ class PeerDeath : public testing::TestWithParam<Backend> {
     return here_->transport->write(peer_, {&whole, 1}, token).has_value();
   }
   bool completed(WriteToken token) const { return here_->completion(token) != nullptr; }
+  // Until there is nothing to do here and it may sleep.
+  void settle() {
+    const Instant limit = read_clock() + kPatience;
+    while (here_->poll() > 0 || !here_->transport->arm()) ASSERT_LT(read_clock(), limit);
+  }
   template <class Done>
   bool pump_until(Done done) {
     Node* const nodes[] = {here_.get()};
@@ -71,8 +79,7 @@ TEST_P(PeerDeath, OfTheTargetEndsTheWritesAndIsReportedOnce) {
 }
 
 TEST_P(PeerDeath, WakesAWaiterThatHasNothingInFlight) {
-  const Instant limit = read_clock() + kPatience;
-  while (here_->poll() > 0 || !here_->transport->arm()) ASSERT_LT(read_clock(), limit);
+  settle();
 
   there_->kill();
 
@@ -94,10 +101,9 @@ TEST_P(PeerDeath, OfTheWriterIsReportedAndNothingLandsAfterIt) {
     ASSERT_TRUE(here_->transport->facts().disconnect_fences) << "a transport must have one of the two proofs";
     here_->transport->disconnect(peer_);
   }
-  std::ranges::fill(here_->memory, std::byte{0xff});
-  const Instant limit = read_clock() + kPatience;
-  while (here_->poll() > 0 || !here_->transport->arm()) ASSERT_LT(read_clock(), limit);
-  EXPECT_TRUE(std::ranges::all_of(here_->memory, [](std::byte byte) { return byte == std::byte{0xff}; }));
+  std::ranges::fill(here_->memory, kReused);
+  settle();
+  EXPECT_TRUE(std::ranges::all_of(here_->memory, [](std::byte byte) { return byte == kReused; }));
 }
 
 // Shows B2.
@@ -118,6 +124,44 @@ TEST_P(PeerDeath, LeavesOtherPeersAlone) {
   ASSERT_TRUE(here_->transport->write(*to_other, {&whole, 1}, WriteToken{3}));
   ASSERT_TRUE(pump_until([&] { return completed(WriteToken{3}); }));
   EXPECT_FALSE(here_->completion(WriteToken{3})->error);
+}
+
+// Shows A7.
+TEST_P(PeerDeath, OfAStoppedWriterOrAFenceEndsItsWritesAlsoWhenItGoesOn) {
+  there_->stream(here_->at(0));
+  ASSERT_TRUE(pump_until([&] { return here_->memory.back() != std::byte{0}; })) << "nothing is streamed";
+
+  there_->freeze();
+
+  settle();
+  EXPECT_FALSE(here_->lost(peer_)) << "a process that has stopped may write again";
+  if (here_->transport->facts().disconnect_fences) {
+    here_->transport->disconnect(peer_);
+    std::ranges::fill(here_->memory, kReused);
+    there_->thaw();
+    there_->await_rest();
+  } else {
+    there_->kill();
+    ASSERT_TRUE(pump_until([&] { return here_->lost(peer_); })) << "the loss is never reported";
+    ASSERT_TRUE(here_->seen.lost.front().writer_gone) << "a transport must have one of the two proofs";
+    std::ranges::fill(here_->memory, kReused);
+  }
+  settle();
+  EXPECT_TRUE(std::ranges::all_of(here_->memory, [](std::byte byte) { return byte == kReused; }));
+}
+
+// Shows A7.
+TEST_P(PeerDeath, IsTheOnlyProofWhereADisconnectDoesNotFence) {
+  if (here_->transport->facts().disconnect_fences) GTEST_SKIP() << GetParam().name << " fences";
+  there_->stream(here_->at(0));
+  ASSERT_TRUE(pump_until([&] { return here_->memory.back() != std::byte{0}; })) << "nothing is streamed";
+  there_->freeze();
+  here_->transport->disconnect(peer_);
+  std::ranges::fill(here_->memory, kReused);
+
+  there_->thaw();
+
+  EXPECT_TRUE(pump_until([&] { return here_->memory.back() != kReused; })) << "then it fences, and should say so";
 }
 
 TEST_P(PeerDeath, BeforeItIsConnectedToIsAnError) {

@@ -33,6 +33,8 @@ class Peer {
       const auto peer = transport_->connect(bytes_of(value));
       std::cout << (peer ? "connected" : peer.error().what) << std::endl;
       peer_ = peer.value_or(PeerId{});
+    } else if (verb == "rest") {
+      std::cout << "resting" << std::endl;
     } else {
       remote_ = std::stoull(value);
       write_next();

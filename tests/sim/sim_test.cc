@@ -16,8 +16,8 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// Under sanitizers a second or two.
-constexpr std::uint64_t kSeeds = 120;
+// Under sanitizers about a quarter of a minute.
+constexpr std::uint64_t kSeeds = 40;
 
 std::vector<std::string> faults_of(const Scenario& scenario, Figures& figures) {
   Simulation simulation(scenario);
