@@ -1,16 +1,14 @@
 // kvpush-engine: a stand-in for an inference engine, for routers, tests and capacity work. See docs/standin.md.
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/signal_set.hpp>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <map>
 #include <string>
 
+#include "apps/serving.h"
 #include "kvpush/base/clock.h"
 #include "kvpush/base/random.h"
 #include "kvpush/standin/engine.h"
@@ -20,10 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Answers in flight and held KV at a stop signal may end within this time: what orchestrators give before they kill.
-constexpr std::chrono::seconds kDrainMax{25};
-constexpr std::chrono::milliseconds kDrainCheckEvery{20};
-// What then still runs has this long before it is failed.
+// What still runs after the time for draining has this long before it is failed.
 constexpr std::chrono::seconds kStopMax{2};
 
 struct Flags {
@@ -82,37 +77,19 @@ int refuse(std::string_view flag, std::string_view value, const kvpush::Error& e
   return 2;
 }
 
-// Every request has a connection; the usual soft limit of 1024 is below what the kernel allows.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 int run(const kvpush::StandinOptions& options) {
-  raise_descriptor_limit();
+  kvpush::raise_descriptor_limit();
   boost::asio::io_context io(1);
   auto engine = kvpush::StandinEngine::open(io, options, {kvpush::read_clock, kvpush::read_entropy});
   if (!engine) {
     fmt::print(stderr, "kvpush-engine: {} ({})\n", engine.error().what, error_name(engine.error().code));
     return 2;
   }
-  boost::asio::signal_set signals(io, SIGINT, SIGTERM);
-  bool stopping = false;
-  signals.async_wait([&](const boost::system::error_code&, int) {
-    stopping = true;
-    signals.clear();  // a second signal ends the process at once
-    (*engine)->drain();
-  });
-
-  fmt::print("directory on http://{}\nlistening on http://{}\n",
-             to_string(kvpush::Endpoint{options.directory.host, (*engine)->directory_port()}),
-             to_string(kvpush::Endpoint{options.listen.host, (*engine)->port()}));
-  std::fflush(stdout);
-  while (!stopping) io.run_one();
-  const auto drain_end = std::chrono::steady_clock::now() + kDrainMax;
-  while (!(*engine)->idle() && std::chrono::steady_clock::now() < drain_end) io.run_one_for(kDrainCheckEvery);
+  const std::string addresses =
+      fmt::format("directory on http://{}\nlistening on http://{}\n",
+                  to_string(kvpush::Endpoint{options.directory.host, (*engine)->directory_port()}),
+                  to_string(kvpush::Endpoint{options.listen.host, (*engine)->port()}));
+  kvpush::serve(io, addresses, [&] { (*engine)->drain(); }, [&] { return (*engine)->idle(); });
   return (*engine)->stop(kStopMax) ? 0 : 1;
 }
 

@@ -1,25 +1,18 @@
 // kvpush-router: one OpenAI address in front of prefill and decode servers. See docs/router.md.
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/signal_set.hpp>
-#include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "apps/serving.h"
 #include "kvpush/base/clock.h"
 #include "kvpush/base/random.h"
 #include "kvpush/router/router.h"
 
 namespace {
-
-// Answers in flight at a stop signal may end within this time: what orchestrators give before they kill.
-constexpr std::chrono::seconds kDrainMax{25};
-constexpr std::chrono::milliseconds kDrainCheckEvery{20};
 
 struct Flags {
   std::string listen = "127.0.0.1:8000";
@@ -57,33 +50,15 @@ int refuse(std::string_view flag, std::string_view value, const char* what) {
   return 2;
 }
 
-// Every request in flight has three connections; the usual soft limit of 1024 is below what the kernel allows.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 int run(const kvpush::RouterOptions& options) {
-  raise_descriptor_limit();
+  kvpush::raise_descriptor_limit();
   boost::asio::io_context io(1);
   auto router = kvpush::Router::open(io, options, {kvpush::read_clock, kvpush::read_entropy});
   if (!router) return refuse("--listen", to_string(options.listen), router.error().what);
 
-  boost::asio::signal_set signals(io, SIGINT, SIGTERM);
-  bool stopping = false;
-  signals.async_wait([&](const boost::system::error_code&, int) {
-    stopping = true;
-    signals.clear();  // a second signal ends the process at once
-    (*router)->drain();
-  });
-
-  fmt::print("listening on http://{}\n", to_string(kvpush::Endpoint{options.listen.host, (*router)->port()}));
-  std::fflush(stdout);
-  while (!stopping) io.run_one();
-  const auto drain_end = std::chrono::steady_clock::now() + kDrainMax;
-  while (!(*router)->idle() && std::chrono::steady_clock::now() < drain_end) io.run_one_for(kDrainCheckEvery);
+  const std::string address =
+      fmt::format("listening on http://{}\n", to_string(kvpush::Endpoint{options.listen.host, (*router)->port()}));
+  kvpush::serve(io, address, [&] { (*router)->drain(); }, [&] { return (*router)->idle(); });
   return 0;
 }
 
