@@ -21,8 +21,13 @@ void Lease::need(Instant now) {
   if (!needed_) needed_ = now;
 }
 
+void Lease::ask(Instant stamp) {
+  if (!asked_first_) asked_first_ = stamp;
+  asked_ = stamp;
+}
+
 bool Lease::answer(Instant stamp) {
-  if (!asked_ || stamp > *asked_) return false;
+  if (!asked_ || stamp < *asked_first_ || stamp > *asked_) return false;
   if (!answered_ || stamp > *answered_) answered_ = stamp;
   return true;
 }

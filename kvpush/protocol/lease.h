@@ -25,8 +25,8 @@ class Lease {
   bool is_needed() const { return needed_.has_value(); }
 
   // A Renew with this stamp leaves. Stamps do not go back.
-  void ask(Instant stamp) { asked_ = stamp; }
-  // False when no Renew can have had this stamp: it is later than the last one's.
+  void ask(Instant stamp);
+  // False when no Renew can have had this stamp: it is earlier than the first one's, or later than the last one's.
   bool answer(Instant stamp);
 
   // The next batch may be posted at `now`.
@@ -46,8 +46,9 @@ class Lease {
 
   Duration term_{};
   Duration margin_{};
-  std::optional<Instant> needed_;    // since
-  std::optional<Instant> asked_;     // stamp of the last Renew
+  std::optional<Instant> needed_;       // since
+  std::optional<Instant> asked_first_;  // stamps of the first and the last Renew
+  std::optional<Instant> asked_;
   std::optional<Instant> answered_;  // the last stamp that came back
 };
 
