@@ -1,10 +1,12 @@
 #include "kvpush/base/log.h"
 
+#include <fmt/format.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <cstdlib>
 #include <memory>
+#include <string>
 
 namespace kvpush {
 namespace {
@@ -31,10 +33,22 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+}
+
+std::string without_controls(std::string_view text) {
+  std::string line;
+  for (const char c : text) is_control(c) ? line += fmt::format("\\x{:02x}", c) : line += c;
+  return line;
+}
+
 }  // namespace
 
 void log(LogLevel level, std::string_view text) {
-  logger().log(to_spdlog(level), spdlog::string_view_t{text.data(), text.size()});
+  if (!logger().should_log(to_spdlog(level))) return;
+  const std::string line = without_controls(text);
+  logger().log(to_spdlog(level), spdlog::string_view_t{line.data(), line.size()});
 }
 
 void set_log_level(LogLevel level) {
