@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "kvpush/base/check.h"
+#include "kvpush/base/utf8.h"
 
 namespace kvpush {
 namespace {
@@ -19,21 +20,6 @@ void append_seconds(std::string& out, Duration duration) {
   const double seconds = std::chrono::duration<double>(duration).count();
   // Microseconds: what a transfer takes is never told apart more finely.
   out.append(buffer, std::to_chars(buffer, buffer + sizeof(buffer), seconds, std::chars_format::fixed, 6).ptr);
-}
-
-// Length of the UTF-8 sequence at the front of `text` (not empty), or 0 when it is none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const std::size_t length = lead >= 0xf5 ? 0 : lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc2 ? 2 : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  const bool overlong = (lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xf0 && byte(1) < 0x90);
-  const bool outside = (lead == 0xed && byte(1) >= 0xa0) || (lead == 0xf4 && byte(1) >= 0x90);
-  return overlong || outside ? 0 : length;
 }
 
 // Ids come from clients, so any byte can be inside; what is no UTF-8 becomes a replacement character.

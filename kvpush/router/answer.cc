@@ -3,6 +3,8 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
+#include "kvpush/base/utf8.h"
+
 namespace kvpush {
 namespace {
 
@@ -16,7 +18,7 @@ std::string_view error_type(int status) {
 
 HttpReply error_reply(int status, std::string_view message, std::string_view param) {
   boost::json::object error;
-  error["message"] = message;
+  error["message"] = to_utf8(message);  // it may quote a server
   error["type"] = error_type(status);
   error["param"] = param.empty() ? boost::json::value(nullptr) : boost::json::value(param);
   error["code"] = status;
