@@ -41,6 +41,16 @@ constexpr int kProbeAfterSeconds = 10;
 constexpr int kProbeEverySeconds = 5;
 constexpr int kProbesMax = 3;
 
+// Asked for by nobody.
+constexpr unsigned kSwitchingProtocols = 101;
+// Servers send none, or one or two hints; each begins the wait for the answer anew, which need never end without a
+// bound.
+constexpr int kInterimAnswersMax = 8;
+
+std::unexpected<Error> not_http() {
+  return fail(ErrorCode::kBadMessage, "answered something that is not HTTP");
+}
+
 void tune(tcp::socket& socket) {
   error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);
@@ -117,6 +127,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void exchange();
   void read_head();
   void on_head(error_code error);
+  void on_interim();
   void read_body();
   void on_body(error_code error);
   void on_written(error_code error);
@@ -144,6 +155,7 @@ class Call : public std::enable_shared_from_this<Call> {
   bool written_ = false;  // all of it
   bool again_ = false;    // on a new connection, once nothing runs on the old one
   bool paused_ = false;
+  int interim_answers_ = 0;
   boost::beast::flat_buffer buffer_;
   std::optional<http::response_parser<http::buffer_body>> parser_;
   std::array<char, kPieceBytesMax> piece_;
@@ -253,9 +265,12 @@ void Call::on_head(error_code error) {
     return;
   }
   if (error) return lose(error);
-  HttpHead head;
   const auto& answer = parser_->get();
-  head.status = static_cast<int>(answer.result_int());
+  const unsigned status = answer.result_int();
+  if (status < 100 || status == kSwitchingProtocols) return end(not_http());
+  if (status < 200) return on_interim();
+  HttpHead head;
+  head.status = static_cast<int>(status);
   for (const auto& field : answer) {
     head.headers.add({field.name_string().data(), field.name_string().size()},
                      {field.value().data(), field.value().size()});
@@ -263,6 +278,13 @@ void Call::on_head(error_code error) {
   if (const auto length = parser_->content_length()) head.content_bytes = *length;
   if (sink_.on_head) sink_.on_head(head);
   if (!ended_) read_body();
+}
+
+// The answer is still to come; nobody here waits for what this one announces.
+void Call::on_interim() {
+  if (++interim_answers_ > kInterimAnswersMax) return end(fail(ErrorCode::kBadMessage, "announces but never answers"));
+  reused_ = false;
+  read_head();
 }
 
 void Call::read_body() {
@@ -308,7 +330,7 @@ void Call::lose(error_code error) {
     return end(fail(ErrorCode::kPeerLost,
                     parser_->is_header_done() ? "closed in the middle of its answer" : "closed before it answered"));
   }
-  end(fail(ErrorCode::kBadMessage, "answered something that is not HTTP"));
+  end(not_http());
 }
 
 void Call::end(Result<void> result) {

@@ -204,6 +204,42 @@ TEST_F(HttpClientTest, ReportsWhatIsNotHttp) {
   expect_end(seen, ErrorCode::kBadMessage);
 }
 
+TEST_F(HttpClientTest, RefusesAStatusThatIsNone) {
+  for (const char* status : {"007", "101"}) {
+    const auto answer = collect(client_, call(), [&] {
+      TestPeer peer = asked();
+      peer.send("HTTP/1.1 " + std::string(status) + " X\r\nContent-Length: 0\r\n\r\n");
+      loop_.settle();
+    });
+    ASSERT_FALSE(answer.has_value()) << status;
+    EXPECT_EQ(answer.error().code, ErrorCode::kBadMessage) << status;
+  }
+}
+
+TEST_F(HttpClientTest, WaitsForTheAnswerBehindInterimOnes) {
+  const auto answer = collect(client_, call(), [&] {
+    TestPeer peer = asked();
+    peer.send("HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + std::string(kAnswer));
+    loop_.settle();
+  });
+
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status, 200);
+  EXPECT_EQ(answer->body, "body");
+  EXPECT_FALSE(answer->headers.find("Link").has_value());
+}
+
+TEST_F(HttpClientTest, WaitsForNoAnswerBehindInterimOnesWithoutEnd) {
+  Seen seen;
+  client_.start(call(), sink(seen));
+
+  TestPeer peer = asked();
+  for (int i = 0; i < 9; ++i) peer.send("HTTP/1.1 100 Continue\r\n\r\n");
+
+  expect_end(seen, ErrorCode::kBadMessage);
+  EXPECT_FALSE(seen.head.has_value());
+}
+
 TEST_F(HttpClientTest, HandsOverPiecesAsTheyCome) {
   Seen seen;
   client_.start(call(), sink(seen));
