@@ -1,10 +1,10 @@
 # The commands of this project. Each is one script in tools/, which tells more with --help.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check-fast bench bench-peers clean
+.PHONY: help demo serve test check-fast bench bench-peers bench-submit clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: ## install what is needed, push prompts between two vLLM servers, show what happened
 	@tools/demo.py
@@ -24,6 +24,10 @@ bench: ## measure planning, posting, transports and an idle agent
 bench-peers: ## compare with vLLM's own connectors (ARGS="--rotations 3": see bench/peers/compare.py --help)
 	@tools/setup
 	@.venv/bin/python bench/peers/compare.py $(ARGS)
+
+bench-submit: ## compare planning and posting with vLLM's NIXL connector (ARGS: see bench/submit/submit.py --help)
+	@tools/setup
+	@.venv/bin/python bench/submit/submit.py $(ARGS)
 
 clean: ## remove what was built; what was installed stays
 	@rm -rf build/release build/dev build/tsan build/wheel build/check build/demo

@@ -54,6 +54,15 @@ def _ratio_of_sums(pairs: Iterable[tuple[float, float]]) -> float:
     return own / other if other else math.nan
 
 
+def at_least(estimate: Estimate, aim: float) -> str:
+    """Whether an aim is met; neither if the interval holds it."""
+    return "met" if estimate.low >= aim else "missed" if estimate.high < aim else "not shown"
+
+
+def at_most(estimate: Estimate, aim: float) -> str:
+    return "met" if estimate.high <= aim else "missed" if estimate.low > aim else "not shown"
+
+
 Column = Callable[[dict], object]
 
 

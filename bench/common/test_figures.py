@@ -64,6 +64,12 @@ def test_ratios_are_printed_with_their_interval():
     assert figures.percent(figures.Estimate(0.97, 0.954, 0.991)) == "97 % (95 to 99)"
 
 
+def test_an_aim_is_met_or_missed_only_beyond_its_interval():
+    estimate = figures.Estimate(20.0, 18.0, 22.0)
+    assert [figures.at_least(estimate, aim) for aim in (18.0, 20.0, 22.5)] == ["met", "not shown", "missed"]
+    assert [figures.at_most(estimate, aim) for aim in (17.5, 20.0, 22.0)] == ["missed", "not shown", "met"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(100, "100 B"), (4096, "4 KiB"), (3 << 19, "1536 KiB"), (256 << 20, "256 MiB"), (1 << 30, "1 GiB")],
