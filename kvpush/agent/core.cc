@@ -86,9 +86,9 @@ void AgentCore::on_closed(ConnectionId connection, const Error& error, Instant n
   const RoleScope scope(role_);
   log(LogLevel::kDebug, fmt::format("control connection {} ended: {}", connection.value, error.what));
   if (consumer_.owns(connection)) {
-    consumer_.on_closed(connection, now, actions_);
+    consumer_.on_closed(connection, now, actions_, error);
   } else {
-    producer_.on_closed(connection, now, actions_);
+    producer_.on_closed(connection, now, actions_, error);
   }
   perform(now);
 }
@@ -102,6 +102,9 @@ void AgentCore::on_resolved(const Endpoint& directory, const Result<ProducerEngi
 std::size_t AgentCore::turn(Instant now) {
   const RoleScope scope(role_);
   std::size_t done = take_commands(now);
+  const auto is_due = [now](std::optional<Instant> deadline) { return deadline && *deadline <= now; };
+  // Before deadlines act: a write that has ended by now has ended in time.
+  if (is_due(producer_.deadline()) || is_due(consumer_.deadline())) done += poll(now);
   producer_.tick(now, actions_);
   consumer_.tick(now, actions_);
   done += actions_.size();

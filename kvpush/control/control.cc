@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "kvpush/base/limits.h"
 #include "kvpush/base/log.h"
 #include "kvpush/wire/codec.h"
@@ -161,6 +163,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_body();
   void flush();
   void write_out();
+  // What was read is no message.
+  void refuse(Error error);
   void end(Error error);
   void release();
   bool is_live() const { return state_ != State::kEnding && state_ != State::kClosed; }
@@ -245,7 +249,7 @@ void Connection::read_length() {
                      if (error) return end({ErrorCode::kPeerLost, "the connection to the peer broke"});
                      std::uint32_t size = 0;
                      for (std::size_t i = 0; i < length_.size(); ++i) size |= std::uint32_t{length_[i]} << (8 * i);
-                     if (size > kFrameBytesMax) return end({ErrorCode::kBadMessage, "a frame is too large"});
+                     if (size > kFrameBytesMax) return refuse({ErrorCode::kBadMessage, "a frame is too large"});
                      read_body(size);
                    }));
 }
@@ -262,7 +266,7 @@ void Connection::read_body(std::uint32_t size) {
 // One message a turn: Asio runs every other handler that is ready before that of the next read.
 void Connection::on_body() {
   Result<Message> message = decode(std::exchange(body_, {}));
-  if (!message) return end(message.error());
+  if (!message) return refuse(message.error());
   events_.received(std::move(*message));
   if (is_live()) read_length();
 }
@@ -302,6 +306,15 @@ void Connection::write_out() {
   // The peer may have said why before it closed: the reader tells that first, then finds the end.
   state_ = State::kMute;
   socket_.shutdown(tcp::socket::shutdown_both, error);
+}
+
+// Who sends such things may be nobody that the protocol knows, so the log names the address.
+void Connection::refuse(Error error) {
+  error_code gone;
+  const tcp::endpoint peer = socket_.remote_endpoint(gone);
+  log(LogLevel::kWarning, fmt::format("control: the connection to {} port {} is closed: {}", peer.address().to_string(),
+                                      peer.port(), error.what));
+  end(error);
 }
 
 void Connection::end(Error error) {

@@ -8,11 +8,15 @@
 #include <vector>
 
 #include "kvpush/base/endpoint.h"
+#include "kvpush/base/error.h"
 #include "kvpush/base/ids.h"
 #include "kvpush/protocol/command.h"
 #include "kvpush/wire/message.h"
 
 namespace kvpush {
+
+// Why a connection is gone, where nothing else is known.
+inline constexpr Error kConnectionEnded{ErrorCode::kPeerLost, "the control connection ended"};
 
 // A peer of one of the agent's transports, which are numbered in order of preference.
 struct Peer {

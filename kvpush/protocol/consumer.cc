@@ -104,13 +104,15 @@ void Consumer::on(ConnectionId connection, const Message& message, Instant now, 
              message);
 }
 
-void Consumer::on_closed(ConnectionId connection, Instant now, Actions& out) {
+void Consumer::on_closed(ConnectionId connection, Instant now, Actions& out, const Error& why) {
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
   const RankOfLink at = found->second;
   connections_.erase(found);
   links_.at(at.directory).sessions[at.rank].connection.reset();
-  end_link(at.directory, ErrorCode::kPeerLost, "the control connection ended", false, now, out);
+  if (why.code == ErrorCode::kBadMessage) ++counters_.bad_messages;
+  const ErrorCode code = why.code == ErrorCode::kBadMessage ? why.code : ErrorCode::kPeerLost;
+  end_link(at.directory, code, why.what, false, now, out);
 }
 
 void Consumer::on_peer_lost(Peer peer, bool writer_gone, Instant now, Actions& out) {

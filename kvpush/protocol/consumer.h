@@ -79,7 +79,8 @@ class Consumer {
   void on_dialled(const Endpoint& directory, std::uint32_t rank, ConnectionId connection);
   void on_connected(ConnectionId connection, Instant now, Actions& out);
   void on(ConnectionId connection, const Message& message, Instant now, Actions& out);
-  void on_closed(ConnectionId connection, Instant now, Actions& out);
+  // kBadMessage: what came from the producer were no messages.
+  void on_closed(ConnectionId connection, Instant now, Actions& out, const Error& why = kConnectionEnded);
   // The answer to ConnectPeer. `address` is the transport's, now that it has connected; empty: as it was.
   void on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out,
                std::vector<std::byte> address = {});

@@ -53,17 +53,18 @@ void Producer::on(ConnectionId connection, const Message& message, Instant now, 
              message);
 }
 
-void Producer::on_closed(ConnectionId connection, Instant now, Actions& out) {
+void Producer::on_closed(ConnectionId connection, Instant now, Actions& out, const Error& why) {
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;
-  if (found->second.state == SessionState::kReady) ++counters_.sessions_lost;
+  if (why.code == ErrorCode::kBadMessage) ++counters_.bad_messages;
+  if (found->second.state == SessionState::kReady) note_loss(found->second, why.what, out);
   end_session(connection, now, out);
 }
 
 void Producer::on_peer_lost(Peer peer, Instant now, Actions& out) {
   for (const auto& [connection, session] : sessions_) {
     if (session.peer != peer) continue;
-    ++counters_.sessions_lost;
+    note_loss(session, "the data endpoint failed", out);
     out.push_back(CloseConnection{connection});
     end_session(ConnectionId{connection}, now, out);
     return;

@@ -77,8 +77,8 @@ class Producer {
   // A peer's message on an accepted connection. The first must be Hello. Messages of connections that were closed by
   // this machine are ignored.
   void on(ConnectionId connection, const Message& message, Instant now, Actions& out);
-  // The connection is gone.
-  void on_closed(ConnectionId connection, Instant now, Actions& out);
+  // The connection is gone. kBadMessage: its bytes were no messages.
+  void on_closed(ConnectionId connection, Instant now, Actions& out, const Error& why = kConnectionEnded);
   // The answer to ConnectPeer.
   void on_peer(ConnectionId connection, Result<Peer> peer, Instant now, Actions& out);
   void on_peer_lost(Peer peer, Instant now, Actions& out);
@@ -210,6 +210,8 @@ class Producer {
   void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
   // A session is about to end because one side refused something.
   void count_end(const Session& session);
+  // A ready session is about to end for another reason.
+  void note_loss(const Session& session, std::string_view why, Actions& out);
   void end_session(ConnectionId connection, Instant now, Actions& out);
 
   // producer_transfer.cc

@@ -240,6 +240,11 @@ void Producer::count_end(const Session& session) {
   ++(session.state == SessionState::kReady ? counters_.sessions_lost : counters_.sessions_refused);
 }
 
+void Producer::note_loss(const Session& session, std::string_view why, Actions& out) {
+  ++counters_.sessions_lost;
+  out.push_back(Note{fmt::format("consumer {} is lost: {}", describe(session.hello.from), why)});
+}
+
 void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;

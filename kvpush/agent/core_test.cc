@@ -1,0 +1,122 @@
+#include "kvpush/agent/core.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "kvpush/agent/exchange.h"
+#include "kvpush/control/control.h"
+#include "kvpush/transport/loopback.h"
+
+namespace kvpush {
+namespace {
+
+constexpr ConnectionId kConsumer{1};
+constexpr std::uint32_t kPromptTokens = 4;
+constexpr std::uint64_t kTokenBytes = 32;
+
+// Keeps what the core says and closes.
+class RecordingControl : public Control {
+ public:
+  std::uint16_t port() const override { return 1; }
+  ConnectionId connect(const Endpoint&) override { return ConnectionId{99}; }
+  void send(ConnectionId, const Message& message) override { sent.push_back(message); }
+  void close(ConnectionId connection) override { closed.push_back(connection); }
+  void stop() override {}
+
+  std::vector<Message> sent;
+  std::vector<ConnectionId> closed;
+};
+
+RankLayout layout_of(const std::vector<std::byte>& memory) {
+  return {{Plane{.layer = "layers.0",
+                 .component = Component::kLatent,
+                 .group = 0,
+                 .dtype = "uint8",
+                 .element_bytes = 1,
+                 .block_tokens = kPromptTokens,
+                 .block_count = 1,
+                 .heads = {},
+                 .base = reinterpret_cast<std::uint64_t>(memory.data()),
+                 .block_stride_bytes = memory.size(),
+                 .head_stride_bytes = kTokenBytes,
+                 .token_stride_bytes = kTokenBytes,
+                 .inner_bytes = kTokenBytes}}};
+}
+
+// A producer's core with a consumer that the test plays, on the test's own time.
+class Core : public testing::Test {
+ protected:
+  Core() {
+    Transports transports;
+    transports.push_back(network_.open("producer"));
+    EXPECT_TRUE(transports.back()->register_region(source_));
+    EXPECT_TRUE(there_->register_region(target_));
+    core_.emplace(RankName{"P", Incarnation{1}, 0, 1}, layout_of(source_), std::move(transports), ProtocolOptions{},
+                  Random{1},
+                  AgentCore::Surroundings{exchange_, control_, [](const Endpoint&) {}, [this] { return now_; }});
+    core_->on_accepted(kConsumer, now_);
+    say(Hello{kProtocolVersion,
+              {"C", Incarnation{2}, 0, 1},
+              SessionNumber{1},
+              layout_of(target_),
+              {{std::string(there_->name()), there_->address()}}});
+    const auto& welcome = std::get<Welcome>(control_.sent.back());
+    EXPECT_TRUE(there_->connect(welcome.transports.front().address));
+    say(Assign{{{.producer_plane = 0, .consumer_plane = 0, .head_count = 1}}, std::string(there_->name()), {}});
+    say(Renewed{std::get<Renew>(control_.sent.back()).stamp});
+  }
+
+  void say(const Message& message) { core_->on_message(kConsumer, message, now_); }
+  // Both sides want the transfer, and its batch is posted.
+  void begin_writing(RegistrationNumber number, const TransferId& transfer_id) {
+    say(Register{number, transfer_id, {0, kPromptTokens}, {pack(std::vector{BlockId{0}})}});
+    std::vector<Command> commands{Send{"request", transfer_id, kPromptTokens, {pack(std::vector{BlockId{0}})}}};
+    EXPECT_TRUE(exchange_.submit(commands));
+    core_->turn(now_);
+  }
+
+  Instant now_{};
+  std::vector<std::byte> source_ = std::vector<std::byte>(kPromptTokens * kTokenBytes, std::byte{7});
+  std::vector<std::byte> target_ = std::vector<std::byte>(source_.size());
+  LoopbackNetwork network_;
+  std::unique_ptr<Transport> there_ = network_.open("consumer");
+  Exchange exchange_;
+  RecordingControl control_;
+  std::optional<AgentCore> core_;
+};
+
+TEST_F(Core, B7TakesAWriteThatHasEndedWhenItsTimeIsOver) {
+  network_.hold("producer");
+  begin_writing(RegistrationNumber{1}, "x");
+  say(Revoke{RegistrationNumber{1}});
+  ASSERT_FALSE(std::holds_alternative<Revoked>(control_.sent.back())) << "its write is in flight";
+
+  network_.release("producer");
+  now_ += ProtocolOptions{}.drain_limit;
+  core_->turn(now_);
+
+  EXPECT_TRUE(std::holds_alternative<Revoked>(control_.sent.back()));
+  EXPECT_TRUE(control_.closed.empty()) << "nobody had to be cut off";
+}
+
+TEST_F(Core, CutsOffAWriteThatHasNotEndedWhenItsTimeIsOver) {
+  network_.hold("producer");
+  begin_writing(RegistrationNumber{1}, "x");
+  say(Revoke{RegistrationNumber{1}});
+
+  now_ += ProtocolOptions{}.drain_limit;
+  core_->turn(now_);
+
+  EXPECT_EQ(control_.closed, std::vector{kConsumer});
+}
+
+}  // namespace
+}  // namespace kvpush
