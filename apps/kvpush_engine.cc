@@ -20,6 +20,9 @@ using namespace std::chrono_literals;
 
 // What still runs after the time for draining has this long before it is failed.
 constexpr std::chrono::seconds kStopMax{2};
+// What is kept back of a lease for the writes that were posted last: as much of it as the defaults keep back.
+constexpr int kLeaseParts = 10;
+static_assert(kvpush::ProtocolOptions{}.lease == kLeaseParts * kvpush::ProtocolOptions{}.lease_margin);
 
 struct Flags {
   std::string role = "both";
@@ -33,6 +36,8 @@ struct Flags {
   bool is_caching_off = false;
   double step_ms = 0;
   double token_us = 0;
+  int lease_ms = 5000;
+  int hold_ms = 30000;
 };
 
 void add_flags(CLI::App& app, Flags& flags) {
@@ -69,6 +74,12 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->capture_default_str();
   app.add_option("--running", flags.scheduler.running_max, "requests that are part of a step at most")
       ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--lease-ms", flags.lease_ms, "milliseconds of silence after which a peer counts as lost")
+      ->check(CLI::Range(100, 600000))
+      ->capture_default_str();
+  app.add_option("--hold-ms", flags.hold_ms, "milliseconds for which a computed prompt waits for somebody to fetch it")
+      ->check(CLI::Range(100, 600000))
       ->capture_default_str();
 }
 
@@ -119,6 +130,9 @@ int main(int argc, char** argv) {
                                  .scheduler = flags.scheduler};
   options.scheduler.caches_prefixes = !flags.is_caching_off;
   options.step_time = std::chrono::duration_cast<kvpush::Duration>(flags.step_ms * 1ms);
+  options.protocol.lease = std::chrono::milliseconds(flags.lease_ms);
+  options.protocol.hold_timeout = std::chrono::milliseconds(flags.hold_ms);
+  options.protocol.lease_margin = options.protocol.lease / kLeaseParts;
   options.token_time = std::chrono::duration_cast<kvpush::Duration>(flags.token_us * 1us);
   const auto listen = kvpush::parse_endpoint(flags.listen);
   if (!listen) return refuse("--listen", flags.listen, listen.error());

@@ -165,7 +165,8 @@ Result<void> StandinEngine::Impl::open_agent() {
   auto agent = Agent::open({.engine_id = options_.engine_id,
                             .control = {options_.directory.host, 0},
                             .http = {options_.directory.host, 0},
-                            .transports = options_.transports},
+                            .transports = options_.transports,
+                            .protocol = options_.protocol},
                            cache_.layout(), {cache_.memory()});
   if (!agent) return std::unexpected(agent.error());
   agent_ = *std::move(agent);

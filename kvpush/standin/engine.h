@@ -28,6 +28,7 @@ struct StandinOptions {
   // Its host is also what peers are told, and where the agent listens.
   Endpoint directory{"127.0.0.1", 0};
   std::vector<TransportFactory> transports{};
+  ProtocolOptions protocol{};
   KvShape kv{};
   // Its blocks are those of `kv`.
   SchedulerOptions scheduler{};
