@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
-from http_process import WAIT_SECONDS, HttpProcess, Sent, binary
+from http_process import HttpProcess, Sent, binary, wait_until
 
 
 def engine_binary() -> str:
@@ -18,12 +17,29 @@ def engine_binary() -> str:
 class EngineProcess(HttpProcess):
     """A running engine. Its answers are texts with one word for each token."""
 
-    def __init__(self, role: str = "both", *more: str) -> None:
+    def __init__(self, role: str = "both", *more: str, port: int = 0, directory_port: int = 0) -> None:
         transport = () if "--transport" in more else ("--transport", "cma")
-        flags = ("--role", role, "--engine-id", role, "--listen", "127.0.0.1:0", *transport, *more)
-        super().__init__(engine_binary(), *flags)
-        self.directory_port, self.port = (self._port(what) for what in ("directory", "listening"))
+        self.role = role
+        name = () if "--engine-id" in more else ("--engine-id", role)
+        self._flags = ("--role", role, *name, *transport, *more)
+        super().__init__(*self._command(port, directory_port))
+        self._read_ports()
         self.blocks = self.metric("kvpush_engine_free_blocks")
+
+    def restart(self) -> None:
+        """Killed, and a new process with the same flags at the same addresses. The log goes on."""
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._start(*self._command(self.port, self.directory_port))
+        self._read_ports()
+
+    def _command(self, port: int, directory_port: int) -> tuple[str, ...]:
+        places = ("--listen", f"127.0.0.1:{port}", "--directory", f"127.0.0.1:{directory_port}")
+        return (engine_binary(), *places, *self._flags)
+
+    def _read_ports(self) -> None:
+        self.directory_port, self.port = (self._port(what) for what in ("directory", "listening"))
 
     def _port(self, what: str) -> int:
         line = self._line()
@@ -54,11 +70,36 @@ class EngineProcess(HttpProcess):
         states = ("waiting", "running", "receiving", "sending")
         return {state: int(self.metric("kvpush_engine_requests", state=state)) for state in states}
 
+    def agent_metrics(self) -> str:
+        """Of its agent, as Prometheus text."""
+        return self.get("/metrics", self.directory_port).body.decode()
+
+    def agent_metric(self, name: str, **labels: str) -> int:
+        """The value of one of the agent's series; 0 when it does not exist."""
+        wanted = {"rank": "0"} | labels
+        for series, value in re.findall(rf"^{name}\{{(.*)\}} (\S+)$", self.agent_metrics(), re.MULTILINE):
+            if dict(re.findall(r'(\w+)="([^"]*)"', series)) == wanted:
+                return int(float(value))
+        return 0
+
+    def live_transfers(self) -> list[dict[str, Any]]:
+        return self._transfers()["live"]
+
+    def ended_transfers(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return self._transfers()["ended"]
+
+    def _transfers(self) -> dict[str, Any]:
+        (rank,) = self.get("/kvpush/v1/transfers", self.directory_port).json["ranks"]
+        return rank
+
+    def is_at_rest(self) -> bool:
+        """No request, no transfer, and all of its blocks are free."""
+        return not any(self.requests().values()) and self.free_blocks() == self.blocks and not self.live_transfers()
+
     def wait_for_rest(self) -> None:
         """Returns when it has no request and all of its blocks are free."""
-        until = time.monotonic() + WAIT_SECONDS
-        while any((requests := self.requests()).values()) or self.free_blocks() != self.blocks:
-            assert time.monotonic() < until, f"{requests}, {self.free_blocks()} of {self.blocks} blocks are free"
+        wait_until(self.is_at_rest, f"{self.role} is at rest", seen=self.requests)
 
     def free_blocks(self) -> int:
         return int(self.metric("kvpush_engine_free_blocks"))

@@ -114,12 +114,7 @@ class FakeServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            block_on_close = False
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self._server = serve(Handler)
 
     @property
     def port(self) -> int:
@@ -139,6 +134,18 @@ class FakeServer:
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    """On a port of the kernel's choice, with threads that nobody has to wait for; until its shutdown()."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    server = Server(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server
 
 
 def unused_address() -> str:

@@ -9,6 +9,10 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +31,16 @@ def binary(name: str, variable: str) -> str:
     return path
 
 
+def wait_until(
+    is_so: Callable[[], object], what: str, within: float = WAIT_SECONDS, seen: Callable[[], object] = str
+) -> None:
+    """Asks again and again; fails with `what` has not come true, and what was `seen`, when the time is over."""
+    until = time.monotonic() + within
+    while not is_so():
+        assert time.monotonic() < until, f"not within {within} s: {what} {seen()}"
+        time.sleep(0.001)  # leaves the processor to those that are waited for
+
+
 class ProgramEnded(Exception):
     """Instead of serving; with its exit status."""
 
@@ -41,9 +55,13 @@ class HttpProcess:
     port: int
 
     def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        self._said = b""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._sent: list[Sent] = []  # a request that nobody holds would be one whose client went away
+        self._start(*command)
+
+    def _start(self, *command: str) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log)
+        self._said = b""
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +73,17 @@ class HttpProcess:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        sys.stderr.write(self.log())  # which pytest shows if the test fails
+        self._log.close()
+
+    def log(self) -> str:
+        """What it has written to stderr so far."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode()
+
+    def logged(self, *parts: str) -> list[str]:
+        """The lines of the log that have all of these in them."""
+        return [line for line in self.log().splitlines() if all(part in line for part in parts)]
 
     def _line(self) -> str:
         """The next line that the program says, without its end."""
@@ -65,6 +94,7 @@ class HttpProcess:
                 raise TimeoutError("the program did not say where it listens")
             more = os.read(self.process.stdout.fileno(), 4096)
             if not more:
+                sys.stderr.write(self.log())
                 raise ProgramEnded(self.process.wait(WAIT_SECONDS))
             self._said += more
         line, _, self._said = self._said.partition(b"\n")
@@ -77,16 +107,32 @@ class HttpProcess:
         """Its exit status."""
         return self.process.wait(WAIT_SECONDS)
 
-    def get(self, path: str) -> Answer:
-        return self.send("GET", path).finish()
+    def kill(self) -> None:
+        """SIGKILL; gone when it returns."""
+        self.process.kill()
+        self.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP; it stands still when it returns."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def get(self, path: str, port: int | None = None) -> Answer:
+        """From its own port, or another one that it has."""
+        return self.send("GET", path, port=port).finish()
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Sent:
         """Sends `body` (bytes as they are, anything else as JSON) and returns without waiting for the answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.send("POST", path, data, {"Content-Type": "application/json"} | (headers or {}))
 
-    def send(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Sent:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+    def send(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, port: int | None = None
+    ) -> Sent:
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=WAIT_SECONDS)
         connection.request(method, path, body, headers or {})
         self._sent.append(Sent(connection))
         return self._sent[-1]
@@ -134,6 +180,14 @@ class Sent:
     def piece(self) -> bytes:
         """Waits for the next bytes of the body."""
         return self.head().read1()
+
+    def is_answered(self) -> bool:
+        """Whether some of the answer has come, or the connection has ended."""
+        return self.wait_for_answer(0)
+
+    def wait_for_answer(self, limit_s: float) -> bool:
+        """Like is_answered(), waiting for it."""
+        return bool(select.select([self._connection.sock], [], [], limit_s)[0])
 
     def finish(self) -> Answer:
         answer = Answer(self.head())

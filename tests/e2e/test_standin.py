@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from engine_process import EngineProcess, engine_binary, events_of, text_of
-from http_process import ProgramEnded, Sent
+from http_process import ProgramEnded, Sent, wait_until
 from router_process import RouterProcess
 
 BLOCK = 16
@@ -213,12 +213,6 @@ def test_a_client_that_goes_away_frees_its_blocks(plain_trio):
 
 
 # What goes wrong
-
-
-def wait_until(is_so, what: str) -> None:
-    until = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < until, f"never: {what}"
 
 
 def flipped(engine: EngineProcess, block: int, offset: int) -> None:
