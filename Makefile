@@ -1,7 +1,7 @@
 # The commands of this project. Each is one script in tools/, which tells more with --help.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check-fast bench bench-peers bench-submit clean
+.PHONY: help demo serve test check-fast bench bench-peers bench-submit bench-wire clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -28,6 +28,10 @@ bench-peers: ## compare with vLLM's own connectors (ARGS="--rotations 3": see be
 bench-submit: ## compare planning and posting with vLLM's NIXL connector (ARGS: see bench/submit/submit.py --help)
 	@tools/setup
 	@.venv/bin/python bench/submit/submit.py $(ARGS)
+
+bench-wire: ## compare transports with bare programs, perftest and NIXL alone (ARGS: see bench/wire/wire.py --help)
+	@tools/setup
+	@.venv/bin/python bench/wire/wire.py $(ARGS)
 
 clean: ## remove what was built; what was installed stays
 	@rm -rf build/release build/dev build/tsan build/wheel build/check build/demo
