@@ -5,6 +5,7 @@
 
 #include "kvpush/base/limits.h"
 #include "kvpush/base/overloaded.h"
+#include "kvpush/wire/codec.h"
 
 namespace kvpush {
 
@@ -40,6 +41,10 @@ Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
   if (const auto bytes = own_plan_.bytes_expected(command.tokens, command.tables); !bytes) {
     return std::unexpected(bytes.error());
   }
+  // The plan looks only at what its tokens and planes need; a Register that cannot be sent would end its session.
+  std::vector<std::byte> frame;
+  const Register message{{}, command.transfer_id, command.tokens, command.tables};
+  if (const auto encoded = encode(message, frame); !encoded) return encoded;
   if (!links_.contains(command.producer) && links_.size() >= kSessionsMax) {
     return fail(ErrorCode::kFull, "links to too many producer engines");
   }

@@ -126,6 +126,32 @@ TEST_F(Bounds, OfRequestsThatWaitForTheirKvRefuseTheNextOne) {
   EXPECT_EQ(refused.error().code, ErrorCode::kFull);
 }
 
+TEST_F(Bounds, OfMessagesRefuseARequestWhoseTablesCannotBeSent) {
+  Consumer consumer({"C", {7}, 0, 1}, blocks_.layout(), views_, {}, Random(1));
+  const BlockTable used{{{BlockId{0}, 2}}};
+  const struct {
+    const char* what;
+    TokenRange tokens;
+    BlockTables tables;
+  } cases[] = {
+      {"an empty span that no token needs", {}, {BlockTable{{{BlockId{3}, 0}}}}},
+      {"ids that wrap around in a table that no plane uses", {0, 4}, {used, BlockTable{{{BlockId{0xfffffffe}, 2}}}}},
+      {"too many blocks in a table that no plane uses", {0, 4}, {used, BlockTable{{{{}, kBlocksPerTableMax + 1}}}}},
+      {"too many tables", {0, 4}, BlockTables(kGroupsMax + 1, used)},
+  };
+  for (const auto& bad : cases) {
+    Actions out;
+
+    const Result<void> refused = consumer.on(Receive{"r", "x", {"P", 80}, bad.tokens, bad.tables}, {}, out);
+
+    ASSERT_FALSE(refused) << bad.what;
+    EXPECT_EQ(refused.error().code, ErrorCode::kBadMessage) << bad.what;
+    EXPECT_TRUE(out.empty()) << bad.what;
+  }
+  Actions out;
+  EXPECT_TRUE(consumer.on(Receive{"r", "x", {"P", 80}, {0, 4}, {used, used}}, {}, out));
+}
+
 TEST_F(Bounds, OfProducerEnginesRefuseRequestsToTheNextOne) {
   Consumer consumer({"C", {7}, 0, 1}, blocks_.layout(), views_, {}, Random(1));
   Actions out;
