@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -16,6 +19,14 @@ namespace {
 const json::value* find(const json::object& body, std::string_view name) {
   const json::value* value = body.if_contains(name);
   return value != nullptr && !value->is_null() ? value : nullptr;
+}
+
+// JSON has no word for what a number beyond all doubles is read as.
+bool is_finite(const json::value& value) {
+  if (value.is_double()) return std::isfinite(value.get_double());
+  if (value.is_array()) return std::ranges::all_of(value.get_array(), is_finite);
+  if (!value.is_object()) return true;
+  return std::ranges::all_of(value.get_object(), [](const auto& field) { return is_finite(field.value()); });
 }
 
 std::optional<BadRequest> check_prompt(const json::object& body) {
@@ -105,6 +116,7 @@ std::expected<Legs, BadRequest> make_legs(Api api, std::string_view body, const 
   json::value parsed = json::parse(body, error, {}, options);
   if (error) return std::unexpected(BadRequest{"the body is not JSON: " + error.message(), ""});
   if (!parsed.is_object()) return std::unexpected(BadRequest{"the body is not a JSON object", ""});
+  if (!is_finite(parsed)) return std::unexpected(BadRequest{"a number is larger than a double can be", ""});
   json::object& request = parsed.get_object();
   if (auto bad = check(api, request)) return std::unexpected(*std::move(bad));
   Legs legs;

@@ -5,6 +5,8 @@
 
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <cstdlib>
+#include <string>
 
 namespace kvpush {
 namespace {
@@ -105,6 +107,20 @@ TEST(Legs, KeepEveryFieldAndEveryCharacterThatTheyDoNotKnow) {
   }
 }
 
+// Else the two servers could see different prompts: numbers reach those through the schemas of tools.
+TEST(Legs, RoundLongNumbersAlikeForBothServers) {
+  for (const char* number : {"100000100000000000000000000000000000", "0.12345678901234567", "-18446744073709551617",
+                             "1.7976931348623157e308", "3e-324"}) {
+    const ParsedLegs legs =
+        legs_of(Api::kChat, R"({"messages":[{"role":"user","content":"a"}],"x":)" + std::string(number) + "}");
+
+    const double sent = std::strtod(number, nullptr);
+    EXPECT_EQ(legs.prefill.at("x"), legs.decode.at("x"));
+    EXPECT_TRUE(legs.decode.at("x").is_double());
+    EXPECT_DOUBLE_EQ(legs.decode.at("x").as_double(), sent);
+  }
+}
+
 TEST(Legs, TakeNullAsAbsent) {
   legs_of(Api::kCompletions,
           R"({"prompt":"a","n":null,"stream":null,"kv_transfer_params":null,"prompt_logprobs":null,"echo":null})");
@@ -117,6 +133,11 @@ TEST(Legs, RefuseWhatIsNoJsonObject) {
   expect_refused(Api::kCompletions, "{} {}", "", "not JSON");
   expect_refused(Api::kCompletions, "[\"prompt\"]", "", "not a JSON object");
   expect_refused(Api::kCompletions, "null", "", "not a JSON object");
+}
+
+TEST(Legs, RefuseNumbersThatCannotBeSentOn) {
+  expect_refused(Api::kCompletions, R"({"prompt":"a","x":1e400})", "", "larger than a double");
+  expect_refused(Api::kCompletions, R"({"prompt":"a","x":{"y":[0,-1e400]}})", "", "larger than a double");
 }
 
 TEST(Legs, RefuseNestingAboveItsLimit) {
