@@ -193,6 +193,8 @@ std::size_t AgentCore::take_commands(Instant now) {
                           [&](const Send& command) KVPUSH_ON(role_) { carry_out(command, now); },
                           [&](const Abandon& command) KVPUSH_ON(role_) { consumer_.on(command, now, actions_); },
                           [&](const Decline& command) KVPUSH_ON(role_) { consumer_.on(command, now, actions_); },
+                          [&](const Await& command) KVPUSH_ON(role_) { consumer_.on(command, now, actions_); },
+                          [&](const Admit& command) KVPUSH_ON(role_) { producer_.on(command, actions_); },
                           [&](const Cancel& command) KVPUSH_ON(role_) { producer_.on(command, now, actions_); },
                           [&](const Withdraw& command) KVPUSH_ON(role_) { producer_.on(command, now, actions_); }},
                commands_[next_command_]);

@@ -9,7 +9,8 @@ namespace kvpush {
 
 bool Exchange::submit(std::vector<Command>& commands) {
   const auto owes = [](const Command& command) {
-    return std::holds_alternative<Receive>(command) || std::holds_alternative<Send>(command);
+    return std::holds_alternative<Receive>(command) || std::holds_alternative<Send>(command) ||
+           std::holds_alternative<Await>(command);
   };
   const auto count = static_cast<std::size_t>(std::ranges::count_if(commands, owes));
   if (events_owed_.fetch_add(count) + count > kEventsMax || !commands_.try_post_all(commands)) {

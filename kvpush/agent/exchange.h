@@ -37,8 +37,8 @@ class Exchange {
   void take_seen(std::vector<SeenByEngine>& into) { seen_.take(into); }
 
  private:
-  // One event for each request that can run, and one for each command that can wait.
-  static constexpr std::size_t kEventsMax = 2 * kRequestsMax + kMailboxCommandsMax;
+  // One event for each request that can run or be awaited, and one for each command that can wait.
+  static constexpr std::size_t kEventsMax = 3 * kRequestsMax + kMailboxCommandsMax;
 
   Mailbox<Command> commands_{kMailboxCommandsMax};
   Mailbox<Event> events_{kEventsMax};

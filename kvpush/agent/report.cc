@@ -42,6 +42,10 @@ std::uint64_t Report::ended(const EngineEvent& event) {
   return std::visit([this](const auto& ended) { return add(ended); }, event);
 }
 
+std::uint64_t Report::add(const AwaitEnded&) {
+  return 0;  // no transfer ends with it
+}
+
 std::uint64_t Report::add(const ReceiveEnded& event) {
   registry_
       .counter("kvpush_receives_total", "Requests for KV by how they ended.",
@@ -188,6 +192,9 @@ std::string Report::metrics(const Producer& producer, const Consumer& consumer, 
   follow("kvpush_bytes_total", "KV bytes delivered.", got.bytes_received, as_consumer);
   follow("kvpush_unwanted_total", "Transfers of which a consumer rank needed nothing.", sent.unwanted, as_producer);
   follow("kvpush_unwanted_total", "Transfers of which a consumer rank needed nothing.", got.declines, as_consumer);
+  follow("kvpush_expected_total", "Transfers expected by a request in a queue.", sent.expects, as_producer);
+  follow("kvpush_expected_total", "Transfers expected by a request in a queue.", got.awaits, as_consumer);
+  follow("kvpush_expects_refused_total", "Transfers not kept: too many were expected.", sent.expects_refused);
   follow("kvpush_late_messages_total", "Messages about registrations that had ended.", got.late_messages, as_consumer);
   follow("kvpush_writes_failed_total", "Posted batches that the transport could not write.", sent.writes_failed);
   follow("kvpush_revokes_total", "Registrations stopped before their end.", got.revokes);
@@ -200,6 +207,8 @@ std::string Report::metrics(const Producer& producer, const Consumer& consumer, 
   level("kvpush_sessions", "Sessions that are open now.", receiving.sessions_ready, as_consumer);
   level("kvpush_requests", "Requests whose blocks a transfer holds.", sending.requests, as_producer);
   level("kvpush_requests", "Requests whose blocks a transfer holds.", receiving.requests, as_consumer);
+  level("kvpush_expected", "Transfers that a request in a queue expects.", sending.expected, as_producer);
+  level("kvpush_expected", "Transfers that a request in a queue expects.", receiving.awaited, as_consumer);
   level("kvpush_registrations_waiting", "Registrations that have not ended.", sending.registrations);
   level("kvpush_writes_in_flight", "Posted batches that have not ended.", sending.writes_in_flight);
   level("kvpush_quarantined_requests", "Ended requests whose blocks may still be written to.", receiving.quarantined);

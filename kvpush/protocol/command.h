@@ -36,6 +36,18 @@ struct Decline {
   Endpoint producer;
 };
 
+// Consumer: a request for the transfer is queued here; a Receive or Decline of it will follow. The producer keeps its
+// KV until then. Ends with exactly one AwaitEnded.
+struct Await {
+  TransferId transfer_id;
+  Endpoint producer;
+};
+
+// Producer: the local request of this transfer has its blocks and is about to be computed; Send or Withdraw follows.
+struct Admit {
+  TransferId transfer_id;
+};
+
 // Producer: the KV of tokens [0, token_count) of this request is complete in these blocks. They stay unchanged until
 // the request's SendEnded.
 struct Send {
@@ -59,7 +71,7 @@ struct Withdraw {
 // Whether messages can carry it: not empty, at most kTransferIdBytesMax bytes.
 bool is_transfer_id(const TransferId& id);
 
-using Command = std::variant<Receive, Abandon, Decline, Send, Cancel, Withdraw>;
+using Command = std::variant<Receive, Abandon, Decline, Await, Admit, Send, Cancel, Withdraw>;
 
 // When the steps of a transfer happened on this machine's clock; unset where a step did not happen.
 struct ReceiveTimes {
@@ -99,6 +111,13 @@ struct SendEnded {
   SendingTimes times;
 };
 
-using EngineEvent = std::variant<ReceiveEnded, SendEnded>;
+// The awaited transfer's prefill is about to run, so a destination is worth reserving; or there is nothing to wait for
+// any more: it has been computed, its producer refuses or was lost, the request was received or declined meanwhile.
+struct AwaitEnded {
+  TransferId transfer_id;
+  Endpoint producer;
+};
+
+using EngineEvent = std::variant<ReceiveEnded, SendEnded, AwaitEnded>;
 
 }  // namespace kvpush

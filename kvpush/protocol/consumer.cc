@@ -49,6 +49,7 @@ Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
     return fail(ErrorCode::kFull, "links to too many producer engines");
   }
   ++counters_.receives;
+  forget_await(command.producer, command.transfer_id, out);
   Request& request = requests_[command.request];
   request.receive = command;
   request.times.received = now;
@@ -75,12 +76,30 @@ void Consumer::on(const Decline& command, Instant now, Actions& out) {
   if (!is_transfer_id(command.transfer_id)) return;  // nobody has such a one
   if (draining_ || (!links_.contains(command.producer) && links_.size() >= kSessionsMax)) return;
   ++counters_.declines;
+  forget_await(command.producer, command.transfer_id, out);
   Link& link = open_link(command.producer, now, out);
   if (link.state == LinkState::kReady) {
-    tell_unwanted(link, command.transfer_id, out);
+    tell_all(link, Unwanted{command.transfer_id}, out);
   } else if (link.state != LinkState::kWaiting && link.declines.size() < kRequestsMax) {
     link.declines.push_back(command.transfer_id);
   }
+}
+
+void Consumer::on(const Await& command, Instant now, Actions& out) {
+  const std::pair key(command.producer, command.transfer_id);
+  const bool is_possible = !draining_ && is_transfer_id(command.transfer_id) && awaited_.size() < kRequestsMax &&
+                           !awaited_.contains(key) &&
+                           (links_.contains(command.producer) || links_.size() < kSessionsMax);
+  if (is_possible) {
+    ++counters_.awaits;
+    const Link& link = open_link(command.producer, now, out);
+    if (!link.refused && !link.draining) {
+      awaited_.emplace(key, false);
+      if (link.state == LinkState::kReady) tell_all(link, Expect{command.transfer_id}, out);
+      return;
+    }
+  }
+  out.push_back(TellEngine{AwaitEnded{command.transfer_id, command.producer}});
 }
 
 void Consumer::on(ConnectionId connection, const Message& message, Instant now, Actions& out) {
@@ -102,7 +121,11 @@ void Consumer::on(ConnectionId connection, const Message& message, Instant now, 
                         [&](const Quiet& m) { on(at, m, now, out); },      //
                         [&](const Revoked& m) { on(at, m, now, out); },    //
                         [&](const Renew& m) { out.push_back(SendMessage{connection, Renewed{m.stamp}}); },
-                        [&](const Goodbye&) { links_.at(at.directory).draining = true; },
+                        [&](const Admitted& m) { on(at, m, out); },
+                        [&](const Goodbye&) {
+                          links_.at(at.directory).draining = true;
+                          end_awaits(at.directory, out);
+                        },
                         [&](const auto&) {
                           refuse(at, ErrorCode::kBadMessage, "a message that only consumers send", false, now, out);
                         }},
@@ -153,7 +176,7 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kRetry: {
         const auto link = links_.find(due.directory);
         if (link == links_.end()) break;
-        if (link->second.requests.empty()) {
+        if (link->second.requests.empty() && !is_awaited(due.directory)) {
           links_.erase(link);
         } else {
           resolve(due.directory, link->second, now, out);
@@ -184,10 +207,12 @@ void Consumer::drain(Instant now, Actions& out) {
   std::vector<RequestId> waiting;
   for (const auto& [id, request] : requests_) waiting.push_back(id);
   for (const RequestId& id : waiting) fail_request(id, ErrorCode::kStopped, now, out);
+  for (const auto& [directory, link] : links_) end_awaits(directory, out);
+  awaited_.clear();
 }
 
 ConsumerGauges Consumer::gauges() const {
-  ConsumerGauges gauges{.engines = links_.size(), .requests = requests_.size()};
+  ConsumerGauges gauges{.engines = links_.size(), .requests = requests_.size(), .awaited = awaited_.size()};
   for (const auto& [directory, link] : links_) {
     if (link.state == LinkState::kReady) gauges.sessions_ready += link.sessions.size();
   }

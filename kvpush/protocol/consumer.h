@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kvpush/base/endpoint.h"
@@ -41,6 +42,7 @@ struct ConsumerCounters {
   std::uint64_t registrations = 0;
   std::uint64_t revokes = 0;
   std::uint64_t declines = 0;
+  std::uint64_t awaits = 0;
   std::uint64_t fences = 0;
   std::uint64_t bytes_received = 0;
   std::uint64_t bad_messages = 0;
@@ -50,6 +52,7 @@ struct ConsumerGauges {
   std::size_t engines = 0;
   std::size_t sessions_ready = 0;
   std::size_t requests = 0;     // that wait for their KV
+  std::size_t awaited = 0;      // transfers that are expected
   std::size_t quarantined = 0;  // ended, but not proven quiescent: their blocks are withheld from the engine
 };
 
@@ -72,6 +75,8 @@ class Consumer {
   Result<void> on(const Receive& command, Instant now, Actions& out);
   void on(const Abandon& command, Instant now, Actions& out);
   void on(const Decline& command, Instant now, Actions& out);
+  // Ends at once when kRequestsMax are awaited.
+  void on(const Await& command, Instant now, Actions& out);
 
   // The answer to ResolveEngine.
   void on_resolved(const Endpoint& directory, const Result<ProducerEngine>& engine, Instant now, Actions& out);
@@ -194,11 +199,17 @@ class Consumer {
                 Actions& out);
   // end_link() after telling the peer why.
   void refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now, Actions& out);
-  static void tell_unwanted(const Link& link, const TransferId& transfer_id, Actions& out);
+  static void tell_all(const Link& link, const Message& message, Actions& out);
   void on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out);
   bool fences(Peer peer) const { return transports_[peer.transport].disconnect_fences; }
   // Whether a registration without proof was to be written through it.
   bool is_needed(Peer peer) const;
+
+  void on(const RankOfLink& at, const Admitted& message, Actions& out);
+  // What is awaited of the link's engine ends, as far as its engine knows; it is expected again when the link is ready.
+  void end_awaits(const Endpoint& directory, Actions& out);
+  void forget_await(const Endpoint& directory, const TransferId& transfer_id, Actions& out);
+  bool is_awaited(const Endpoint& directory) const;
 
   // From now on the session must not be silent for a lease.
   void await_rank(const RankOfLink& at, Session& session, Instant now);
@@ -237,6 +248,9 @@ class Consumer {
   std::unordered_map<ConnectionId, RankOfLink> connections_;
   std::unordered_map<RequestId, Request> requests_;
   std::unordered_map<RegistrationNumber, RequestId> registrations_;  // those without proof
+  // Requests in the engine's queue, and whether their AwaitEnded was said. Sorted, so that those of a link are
+  // neighbours.
+  std::map<std::pair<Endpoint, TransferId>, bool> awaited_;
   std::set<Peer> watched_;  // their sessions are gone; kept to learn of the writer's end
   SessionNumber session_last_;
   RegistrationNumber registration_last_;

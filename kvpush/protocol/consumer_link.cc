@@ -200,7 +200,10 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
   out.push_back(
       Note{fmt::format("producer {} at {}: {} session(s) ready over {}", link.engine.engine_id, to_string(directory),
                        link.sessions.size(), transports_[link.sessions.front().transport].name)});
-  for (const TransferId& transfer_id : std::exchange(link.declines, {})) tell_unwanted(link, transfer_id, out);
+  for (auto it = awaited_.lower_bound({directory, {}}); it != awaited_.end() && it->first.first == directory; ++it) {
+    tell_all(link, Expect{it->first.second}, out);
+  }
+  for (const TransferId& transfer_id : std::exchange(link.declines, {})) tell_all(link, Unwanted{transfer_id}, out);
   // Outcomes of an earlier session that a fence has made needless.
   for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) tell_done(link, rank, out);
   const std::set<RequestId> requests = link.requests;
@@ -213,10 +216,35 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
   }
 }
 
-void Consumer::tell_unwanted(const Link& link, const TransferId& transfer_id, Actions& out) {
-  for (const Session& session : link.sessions) {
-    out.push_back(SendMessage{*session.connection, Unwanted{transfer_id}});
+void Consumer::tell_all(const Link& link, const Message& message, Actions& out) {
+  for (const Session& session : link.sessions) out.push_back(SendMessage{*session.connection, message});
+}
+
+void Consumer::on(const RankOfLink& at, const Admitted& message, Actions& out) {
+  const auto found = awaited_.find({at.directory, message.transfer_id});
+  if (found == awaited_.end()) {
+    ++counters_.late_messages;
+  } else if (!std::exchange(found->second, true)) {
+    out.push_back(TellEngine{AwaitEnded{message.transfer_id, at.directory}});
   }
+}
+
+void Consumer::end_awaits(const Endpoint& directory, Actions& out) {
+  for (auto it = awaited_.lower_bound({directory, {}}); it != awaited_.end() && it->first.first == directory; ++it) {
+    if (!std::exchange(it->second, true)) out.push_back(TellEngine{AwaitEnded{it->first.second, directory}});
+  }
+}
+
+void Consumer::forget_await(const Endpoint& directory, const TransferId& transfer_id, Actions& out) {
+  const auto found = awaited_.find({directory, transfer_id});
+  if (found == awaited_.end()) return;
+  if (!found->second) out.push_back(TellEngine{AwaitEnded{transfer_id, directory}});
+  awaited_.erase(found);
+}
+
+bool Consumer::is_awaited(const Endpoint& directory) const {
+  const auto first = awaited_.lower_bound({directory, {}});
+  return first != awaited_.end() && first->first.first == directory;
 }
 
 void Consumer::await_rank(const RankOfLink& at, Session& session, Instant now) {
@@ -263,6 +291,7 @@ void Consumer::end_link(const Endpoint& directory, ErrorCode code, const std::st
   link.draining = false;
   link.declines.clear();
   if (lasting) link.refused = code;
+  end_awaits(directory, out);
   deadlines_.clear({.kind = Kind::kStart, .directory = directory});
   link.backoff = std::clamp(link.backoff * 2, options_.backoff_first, options_.backoff_longest);
   const auto jitter = static_cast<std::uint64_t>(link.backoff.count() / 2);

@@ -9,6 +9,9 @@ struct ProtocolOptions {
   // A finished prefill that no consumer asks for gives its blocks back after this long: longer than a router takes to
   // call decode after prefill, short enough that a forgotten leg does not starve the pool.
   Duration hold_timeout = std::chrono::seconds{30};
+  // A finished prefill gives its blocks back after this long even if somebody expects it, or asks for it again and
+  // again in vain: as long as the queue of a decode engine may hold a request that somebody still waits for.
+  Duration hold_limit = std::chrono::seconds{300};
   // A registration waits this long for its prefill to end: queueing plus the longest prefill.
   Duration match_timeout = std::chrono::seconds{300};
   // A consumer gives up on a request after this long whatever happens; more than match_timeout, so that the producer's

@@ -13,7 +13,7 @@ namespace {
 bool is_about_transfers(const Message& message) {
   return std::holds_alternative<Register>(message) || std::holds_alternative<Revoke>(message) ||
          std::holds_alternative<Unwanted>(message) || std::holds_alternative<Done>(message) ||
-         std::holds_alternative<Renewed>(message);
+         std::holds_alternative<Renewed>(message) || std::holds_alternative<Expect>(message);
 }
 
 }  // namespace
@@ -34,23 +34,25 @@ void Producer::on(ConnectionId connection, const Message& message, Instant now, 
     return refuse(connection, ErrorCode::kBadMessage,
                   std::string(message_name(message)) + " came before the session was ready", now, out);
   }
-  std::visit(Overloaded{[&](const Hello& m) { on(connection, session, m, now, out); },
-                        [&](const Assign& m) { on(connection, session, m, now, out); },
-                        [&](const Register& m) { on(connection, session, m, now, out); },
-                        [&](const Revoke& m) { on(connection, session, m, now, out); },
-                        [&](const Unwanted& m) { on(session, m, now, out); }, [&](const Done& m) { on(session, m); },
-                        [&](const Renewed& m) { on(connection, session, m, now, out); },
-                        [&](const Goodbye&) {},  // it registers nothing new: nothing to do about it
-                        [&](const Refused& m) {
-                          count_end(session);
-                          out.push_back(Note{"consumer " + session.hello.from.engine_id + " refused us: " + m.text});
-                          out.push_back(CloseConnection{connection});
-                          end_session(connection, now, out);
-                        },
-                        [&](const auto&) {
-                          refuse(connection, ErrorCode::kBadMessage, "a message that only producers send", now, out);
-                        }},
-             message);
+  std::visit(
+      Overloaded{[&](const Hello& m) { on(connection, session, m, now, out); },
+                 [&](const Assign& m) { on(connection, session, m, now, out); },
+                 [&](const Register& m) { on(connection, session, m, now, out); },
+                 [&](const Revoke& m) { on(connection, session, m, now, out); },
+                 [&](const Unwanted& m) { on(session, m, now, out); },
+                 [&](const Expect& m) { on(connection, session, m, now, out); }, [&](const Done& m) { on(session, m); },
+                 [&](const Renewed& m) { on(connection, session, m, now, out); },
+                 [&](const Goodbye&) {},  // it registers nothing new: nothing to do about it
+                 [&](const Refused& m) {
+                   count_end(session);
+                   out.push_back(Note{"consumer " + session.hello.from.engine_id + " refused us: " + m.text});
+                   out.push_back(CloseConnection{connection});
+                   end_session(connection, now, out);
+                 },
+                 [&](const auto&) {
+                   refuse(connection, ErrorCode::kBadMessage, "a message that only producers send", now, out);
+                 }},
+      message);
 }
 
 void Producer::on_closed(ConnectionId connection, Instant now, Actions& out, const Error& why) {
@@ -72,6 +74,7 @@ void Producer::on_peer_lost(Peer peer, Instant now, Actions& out) {
 }
 
 Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
+  if (admitted_.erase(command.transfer_id) == 0) tell_admitted(command.transfer_id, out);
   if (draining_) return fail(ErrorCode::kStopped, "the agent is draining");
   if (requests_.size() >= kRequestsMax) return fail(ErrorCode::kFull, "too many requests hold their blocks");
   if (requests_.contains(command.request)) return fail(ErrorCode::kBusy, "a request of that name is held already");
@@ -86,6 +89,7 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   requests_.emplace(command.request, command.transfer_id);
   transfer.send = command;
   transfer.lost.reset();
+  if (forget_loss(command.transfer_id)) transfer.lost = now;
   transfer.times.offered = now;
   const std::set<RegistrationKey> waiting = transfer.registrations;
   for (const RegistrationKey& key : waiting) {
@@ -93,6 +97,14 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   }
   settle_transfer(command.transfer_id, now, out);
   return {};
+}
+
+void Producer::on(const Admit& command, Actions& out) {
+  const auto found = transfers_.find(command.transfer_id);
+  if (found != transfers_.end() && found->second.send) return;
+  if (!is_transfer_id(command.transfer_id) || admitted_.size() >= kRequestsMax) return;
+  if (!admitted_.insert(command.transfer_id).second) return;
+  tell_admitted(command.transfer_id, out);
 }
 
 void Producer::on(const Cancel& command, Instant now, Actions& out) {
@@ -104,6 +116,8 @@ void Producer::on(const Cancel& command, Instant now, Actions& out) {
 void Producer::on(const Withdraw& command, Instant now, Actions& out) {
   const auto found = transfers_.find(command.transfer_id);
   if (found != transfers_.end() && found->second.send) return;  // that request goes on; Cancel is the word for it
+  if (admitted_.erase(command.transfer_id) == 0) tell_admitted(command.transfer_id, out);
+  forget_loss(command.transfer_id);
   close_transfer(command.transfer_id, ErrorCode::kAborted, now);
   if (found == transfers_.end()) return;
   const std::set<RegistrationKey> waiting = found->second.registrations;
@@ -197,6 +211,7 @@ void Producer::tick(Instant now, Actions& out) {
         break;
       }
       case Kind::kHold: end_request(due.transfer_id, ErrorCode::kTimeout, now, out); break;
+      case Kind::kLoss: lost_.erase(due.transfer_id); break;
       case Kind::kForget: closed_.erase(due.transfer_id); break;
       case Kind::kOutcomes: consumers_.erase(due.registration.consumer); break;
     }
@@ -227,6 +242,8 @@ ProducerGauges Producer::gauges() const {
           .registrations = registrations_.size(),
           .requests = requests_.size(),
           .transfers = transfers_.size(),
+          .expected = expected_.size(),
+          .admitted = admitted_.size(),
           .writes_in_flight = posted_.size()};
 }
 

@@ -44,6 +44,8 @@ struct ProducerCounters {
   std::uint64_t sends = 0;
   std::uint64_t sends_failed = 0;  // ended with an error, kTimeout (nobody asked) included
   std::uint64_t unwanted = 0;
+  std::uint64_t expects = 0;
+  std::uint64_t expects_refused = 0;  // of those: too many are kept already
   std::uint64_t bytes_delivered = 0;
   std::uint64_t writes_failed = 0;
   std::uint64_t bad_messages = 0;
@@ -54,6 +56,8 @@ struct ProducerGauges {
   std::size_t registrations = 0;
   std::size_t requests = 0;  // whose blocks are held
   std::size_t transfers = 0;
+  std::size_t expected = 0;  // transfers for which a consumer has a request in its queue
+  std::size_t admitted = 0;  // prefills under way, as far as the engine told
   std::size_t writes_in_flight = 0;
 };
 
@@ -86,6 +90,8 @@ class Producer {
   // kFull when kRequestsMax are held; kBusy when a request or transfer of that name is held already; kBadParams when
   // the transfer id is empty or too long.
   Result<void> on(const Send& command, Instant now, Actions& out);
+  // Ignored when kRequestsMax prefills are under way: consumers then hear of it with Send.
+  void on(const Admit& command, Actions& out);
   void on(const Cancel& command, Instant now, Actions& out);
   void on(const Withdraw& command, Instant now, Actions& out);
 
@@ -139,6 +145,7 @@ class Producer {
     std::optional<ConnectionId> connection;
     RegistrationNumber registration_last;
     std::map<RegistrationNumber, Message> outcomes;  // Delivered or Failed, until Done
+    std::set<TransferId> expected;                   // in its queue, while it has a session
     RegistrationNumber done;                         // the last Done: what ends later up to it is not asked for
   };
   enum class RegistrationState : std::uint8_t {
@@ -168,7 +175,7 @@ class Producer {
     std::optional<Incarnation> consumer;  // the engine it is bound to
     std::string consumer_id;              // its engine id, for people
     bool unbound = false;                 // another engine may take over
-    std::optional<Instant> lost;          // when the consumer was last heard of, if its session is lost
+    std::optional<Instant> lost;          // when the consumer was last heard of, or Send came, if its session is lost
     std::uint32_t rank_count = 0;         // of the consumer
     std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it
     std::set<RegistrationKey> registrations;
@@ -182,7 +189,7 @@ class Producer {
   };
   // Deadlines, by what they end: one of the fields says of which.
   struct DeadlineKey {
-    enum class Kind : std::uint8_t { kSessionStart, kRenew, kMatch, kDrain, kHold, kForget, kOutcomes } kind{};
+    enum class Kind : std::uint8_t { kSessionStart, kRenew, kMatch, kDrain, kHold, kForget, kLoss, kOutcomes } kind{};
     ConnectionId connection{};
     RegistrationKey registration{};
     TransferId transfer_id{};
@@ -196,16 +203,19 @@ class Producer {
   void on(ConnectionId connection, Session& session, const Register& message, Instant now, Actions& out);
   void on(ConnectionId connection, const Session& session, const Revoke& message, Instant now, Actions& out);
   void on(const Session& session, const Unwanted& message, Instant now, Actions& out);
+  void on(ConnectionId connection, Session& session, const Expect& message, Instant now, Actions& out);
   void on(const Session& session, const Done& message);
   void on(ConnectionId connection, Session& session, const Renewed& message, Instant now, Actions& out);
   void ask_for_renewal(ConnectionId connection, Session& session, Instant now, Actions& out);
-  // There is a registration: from now on the lease is kept alive.
+  // There is a registration, or a transfer is expected: from now on the lease is kept alive.
   void need_lease(ConnectionId connection, Session& session, Instant now, Actions& out);
   // Of a lease that is needed: asks for it when that is due, or gives the session up.
   void keep_lease(ConnectionId connection, Session& session, Instant now, Actions& out);
-  bool has_registrations(const ConsumerKey& consumer) const;
-  // Of a registration that has ended: it waits for no lease, and nobody needs one if it was the last.
+  bool needs_lease(const ConsumerKey& consumer) const;
+  // Of a registration that has ended: it waits for no lease any more.
   void release_lease(const RegistrationKey& key);
+  // Nobody needs the lease any more if what has just ended was the last.
+  void rest_lease(const ConsumerKey& consumer);
   // Tells the peer why and ends the session.
   void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
   // A session is about to end because one side refused something.
@@ -225,6 +235,12 @@ class Producer {
   void end_request(const TransferId& transfer_id, ErrorCode code, Instant now, Actions& out);
   void settle_transfer(const TransferId& transfer_id, Instant now, Actions& out);
   void close_transfer(const TransferId& transfer_id, ErrorCode told, Instant now);
+  // The transfer is not expected by this consumer rank any more.
+  void forget_expectation(const ConsumerKey& consumer, const TransferId& transfer_id, Instant now, Actions& out);
+  void tell_admitted(const TransferId& transfer_id, Actions& out);
+  // Whoever asked for the transfer or expects it was last heard of then.
+  void note_loss(const TransferId& transfer_id, Instant last_heard, Instant now, Actions& out);
+  bool forget_loss(const TransferId& transfer_id);
   // Keeps the outcome of a registration until Done.
   void keep(const RegistrationKey& key, const Message& outcome);
   // Sends to the consumer rank's newest session, if it has one.
@@ -243,6 +259,10 @@ class Producer {
   std::unordered_map<RequestId, TransferId> requests_;  // whose blocks are held
   // What registrants hear of transfers that are over; at most kRequestsMax, any of them gives way to a new one.
   std::unordered_map<TransferId, ErrorCode> closed_;
+  std::unordered_map<TransferId, std::set<ConsumerKey>> expected_;
+  std::set<TransferId> admitted_;  // neither sent nor withdrawn yet
+  // Their consumers were lost before Send; at most kRequestsMax, any of them gives way to a new one.
+  std::set<TransferId> lost_;
   Turns turns_;
   std::set<Peer> closing_;  // their sessions are gone, their last batches are in flight
   std::unordered_map<WriteToken, PostedBatch> posted_;

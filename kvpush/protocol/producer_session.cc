@@ -103,7 +103,7 @@ void Producer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
   // At once, so that the first registration does not wait for it.
   session.lease = Lease(options_.lease, options_.lease_margin);
   ask_for_renewal(connection, session, now, out);
-  if (has_registrations({session.hello.from.incarnation, session.hello.from.rank})) {
+  if (needs_lease({session.hello.from.incarnation, session.hello.from.rank})) {
     need_lease(connection, session, now, out);
   }
   out.push_back(Note{fmt::format("consumer {} has a session over {}", describe(session.hello.from),
@@ -121,11 +121,13 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   }
   consumer.registration_last = key.number;
   ++counters_.registrations;
+  forget_expectation(key.consumer, message.transfer_id, now, out);
 
   const auto refuse_registration = [&](ErrorCode code) {
     ++counters_.registrations_failed;
     keep(key, Failed{key.number, code, true});
     answer(key, Failed{key.number, code, true}, out);
+    rest_lease(key.consumer);
   };
   if (draining_) return refuse_registration(ErrorCode::kStopped);
   if (registrations_.size() >= kRegistrationsMax) return refuse_registration(ErrorCode::kFull);
@@ -164,9 +166,36 @@ void Producer::on(ConnectionId connection, const Session& session, const Revoke&
 
 void Producer::on(const Session& session, const Unwanted& message, Instant now, Actions& out) {
   ++counters_.unwanted;
+  const ConsumerKey consumer{session.hello.from.incarnation, session.hello.from.rank};
+  forget_expectation(consumer, message.transfer_id, now, out);
+  rest_lease(consumer);
   const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
   if (!transfer) return;  // over, or another engine's: then this rank has no say in it
   rank_ended(message.transfer_id, session.hello.from.rank, now, out);
+}
+
+void Producer::on(ConnectionId connection, Session& session, const Expect& message, Instant now, Actions& out) {
+  ++counters_.expects;
+  const ConsumerKey key{session.hello.from.incarnation, session.hello.from.rank};
+  std::set<TransferId>& expected = consumers_.at(key).expected;
+  const TransferId& id = message.transfer_id;
+  const bool has_room = expected_.contains(id) ? expected.size() < kRequestsMax : expected_.size() < kRegistrationsMax;
+  if (!has_room) ++counters_.expects_refused;
+  if (!has_room || draining_ || closed_.contains(id)) {
+    out.push_back(SendMessage{connection, Admitted{id}});
+    return;
+  }
+  expected.insert(id);
+  expected_[id].insert(key);
+  forget_loss(id);
+  need_lease(connection, session, now, out);
+  const auto found = transfers_.find(id);
+  const bool is_sent = found != transfers_.end() && found->second.send;
+  if (is_sent || admitted_.contains(id)) out.push_back(SendMessage{connection, Admitted{id}});
+  if (is_sent) {
+    found->second.lost.reset();
+    settle_transfer(id, now, out);
+  }
 }
 
 void Producer::on(const Session& session, const Done& message) {
@@ -210,7 +239,9 @@ void Producer::keep_lease(ConnectionId connection, Session& session, Instant now
   deadlines_.set({.kind = Kind::kRenew, .connection = connection}, session.lease.due());
 }
 
-bool Producer::has_registrations(const ConsumerKey& consumer) const {
+bool Producer::needs_lease(const ConsumerKey& consumer) const {
+  const auto known = consumers_.find(consumer);
+  if (known != consumers_.end() && !known->second.expected.empty()) return true;
   const auto first = registrations_.lower_bound({consumer, {}});
   return first != registrations_.end() && first->first.consumer == consumer;
 }
@@ -218,11 +249,15 @@ bool Producer::has_registrations(const ConsumerKey& consumer) const {
 void Producer::release_lease(const RegistrationKey& key) {
   const auto consumer = consumers_.find(key.consumer);
   if (consumer == consumers_.end() || !consumer->second.connection) return;
-  Session& session = sessions_.at(*consumer->second.connection);
-  session.unleased.erase(key);
-  if (has_registrations(key.consumer)) return;
-  session.lease.rest();
-  deadlines_.clear({.kind = Kind::kRenew, .connection = *consumer->second.connection});
+  sessions_.at(*consumer->second.connection).unleased.erase(key);
+  rest_lease(key.consumer);
+}
+
+void Producer::rest_lease(const ConsumerKey& consumer) {
+  const auto known = consumers_.find(consumer);
+  if (known == consumers_.end() || !known->second.connection || needs_lease(consumer)) return;
+  sessions_.at(*known->second.connection).lease.rest();
+  deadlines_.clear({.kind = Kind::kRenew, .connection = *known->second.connection});
 }
 
 void Producer::refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out) {
@@ -254,7 +289,9 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   deadlines_.clear({.kind = Kind::kRenew, .connection = connection});
   const ConsumerKey key{session.hello.from.incarnation, session.hello.from.rank};
   const auto consumer = consumers_.find(key);
+  std::set<TransferId> expected;
   if (consumer != consumers_.end() && consumer->second.connection == connection) {
+    expected = consumer->second.expected;
     consumer->second.connection.reset();
     deadlines_.set({.kind = Kind::kOutcomes, .registration = {key, {}}}, now + options_.outcome_timeout);
   }
@@ -266,10 +303,16 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
     if (it->second.connection == connection) ours.push_back(it->first);
   }
   const Instant last_heard = session.lease.is_silent(now) ? now - options_.lease : now;
+  for (const TransferId& transfer_id : expected) {
+    forget_expectation(key, transfer_id, now, out);
+    note_loss(transfer_id, last_heard, now, out);
+  }
   for (const RegistrationKey& registration : ours) {
-    const auto transfer = transfers_.find(registrations_.at(registration).transfer_id);
+    const TransferId transfer_id = registrations_.at(registration).transfer_id;
+    const auto transfer = transfers_.find(transfer_id);
     if (transfer != transfers_.end()) transfer->second.lost = last_heard;
     fail_registration(registration, ErrorCode::kPeerLost, now, out);
+    note_loss(transfer_id, last_heard, now, out);
   }
   if (turns_.knows(*session.peer)) {
     closing_.insert(*session.peer);

@@ -49,6 +49,7 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
   }
   transfer.unbound = false;
   transfer.lost.reset();
+  forget_loss(transfer_id);
   return &transfer;
 }
 
@@ -187,10 +188,12 @@ void Producer::settle_transfer(const TransferId& transfer_id, Instant now, Actio
   }
   if (draining_ && !transfer.ending && !all_ended) transfer.ending = ErrorCode::kStopped;  // nobody can come for it
   if (!transfer.ending && !all_ended) {
+    const Instant limit = transfer.times.offered + options_.hold_limit;
+    if (expected_.contains(transfer_id)) return deadlines_.set(hold, limit);
     // A consumer that was lost, or another in its place, comes within a lease or not at all.
     const Instant until =
         transfer.lost ? *transfer.lost + std::min(options_.lease, options_.hold_timeout) : now + options_.hold_timeout;
-    return deadlines_.set(hold, until);
+    return deadlines_.set(hold, std::min(until, limit));
   }
 
   if (transfer.ending) ++counters_.sends_failed;
@@ -211,6 +214,42 @@ void Producer::close_transfer(const TransferId& transfer_id, ErrorCode told, Ins
   }
   closed_[transfer_id] = told;
   deadlines_.set({.kind = Kind::kForget, .transfer_id = transfer_id}, now + options_.outcome_timeout);
+}
+
+void Producer::forget_expectation(const ConsumerKey& consumer, const TransferId& transfer_id, Instant now,
+                                  Actions& out) {
+  if (consumers_.at(consumer).expected.erase(transfer_id) == 0) return;
+  const auto found = expected_.find(transfer_id);
+  found->second.erase(consumer);
+  if (!found->second.empty()) return;
+  expected_.erase(found);
+  settle_transfer(transfer_id, now, out);
+}
+
+void Producer::tell_admitted(const TransferId& transfer_id, Actions& out) {
+  const auto found = expected_.find(transfer_id);
+  if (found == expected_.end()) return;
+  for (const ConsumerKey& consumer : found->second) {
+    out.push_back(SendMessage{*consumers_.at(consumer).connection, Admitted{transfer_id}});
+  }
+}
+
+void Producer::note_loss(const TransferId& transfer_id, Instant last_heard, Instant now, Actions& out) {
+  if (expected_.contains(transfer_id) || closed_.contains(transfer_id)) return;
+  const auto found = transfers_.find(transfer_id);
+  if (found != transfers_.end() && !found->second.registrations.empty()) return;
+  if (found != transfers_.end() && found->second.send) {
+    found->second.lost = last_heard;
+    return settle_transfer(transfer_id, now, out);
+  }
+  if (lost_.size() >= kRequestsMax && !lost_.contains(transfer_id)) forget_loss(TransferId(*lost_.begin()));
+  lost_.insert(transfer_id);
+  deadlines_.set({.kind = Kind::kLoss, .transfer_id = transfer_id}, now + options_.match_timeout);
+}
+
+bool Producer::forget_loss(const TransferId& transfer_id) {
+  deadlines_.clear({.kind = Kind::kLoss, .transfer_id = transfer_id});
+  return lost_.erase(transfer_id) > 0;
 }
 
 void Producer::keep(const RegistrationKey& key, const Message& outcome) {

@@ -19,9 +19,15 @@ void ProducerBook::heard(const Talk& talk, const Message& message, Instant now) 
                           entry.tables = m.tables;
                           entry.heard_in = talk.connection;
                           transfers_[m.transfer_id].asked = now;
+                          transfers_[m.transfer_id].expected.erase(talk.consumer);
+                        },
+                        [&](const Expect& m) {
+                          transfers_[m.transfer_id].was_expected = true;
+                          transfers_[m.transfer_id].expected[talk.consumer] = talk.connection;
                         },
                         [&](const Unwanted& m) {
                           transfers_[m.transfer_id].asked = now;
+                          transfers_[m.transfer_id].expected.erase(talk.consumer);
                           rank_ended(talk, m.transfer_id);
                         },
                         [&](const Revoke& m) {
@@ -111,6 +117,17 @@ std::optional<Instant> ProducerBook::last_asked(const TransferId& transfer_id) c
   const auto found = transfers_.find(transfer_id);
   if (found == transfers_.end()) return std::nullopt;
   return found->second.asked;
+}
+
+bool ProducerBook::is_expected(const TransferId& transfer_id, const std::function<bool(ConnectionId)>& is_open) const {
+  const auto found = transfers_.find(transfer_id);
+  if (found == transfers_.end()) return false;
+  return std::ranges::any_of(found->second.expected, [&](const auto& by) { return is_open(by.second); });
+}
+
+bool ProducerBook::was_expected(const TransferId& transfer_id) const {
+  const auto found = transfers_.find(transfer_id);
+  return found != transfers_.end() && found->second.was_expected;
 }
 
 }  // namespace kvpush::sim

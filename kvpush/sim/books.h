@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -44,6 +45,10 @@ class ProducerBook {
   bool is_complete(const TransferId& transfer_id) const;
   // The last Register or Unwanted for it.
   std::optional<Instant> last_asked(const TransferId& transfer_id) const;
+  // A consumer rank has it in its queue, and said so on a connection for which `is_open` holds.
+  bool is_expected(const TransferId& transfer_id, const std::function<bool(ConnectionId)>& is_open) const;
+  // Some consumer rank had it in its queue, perhaps until its session was lost.
+  bool was_expected(const TransferId& transfer_id) const;
   void close(const TransferId& transfer_id) { transfers_.erase(transfer_id); }
 
  private:
@@ -68,6 +73,8 @@ class ProducerBook {
       std::set<std::uint32_t> ended;
     };
     std::map<Incarnation, Ranks> consumers;
+    bool was_expected = false;
+    std::map<ConsumerKey, ConnectionId> expected;  // in which session
   };
 
   std::optional<std::string> end(const Talk& talk, RegistrationNumber number, Outcome outcome, bool is_quiet);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -61,6 +62,7 @@ struct Rank {
   std::optional<Consumer> consumer{};
   ProducerBook book{{}};
   std::unordered_map<RequestId, LocalRequest> requests{};
+  std::set<TransferId> awaited{};  // whose AwaitEnded is to come
   std::size_t complete_count = 0;
   std::size_t failed_count = 0;
 };

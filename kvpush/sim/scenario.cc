@@ -14,6 +14,7 @@ constexpr std::array<std::string_view, kTroubleCount> kNames{
     "delay",         "cut",           "partition", "late-write",   "failed-write", "lost-peer", "full",
     "kill-producer", "kill-consumer", "stop",      "stop-at-post", "leave",        "drift",     "directory-down",
     "abort",         "cancel",        "decline",   "unmatched",    "rival",        "retry"};
+constexpr std::string_view kNone = "none";
 
 }  // namespace
 
@@ -40,11 +41,12 @@ std::string Scenario::flags() const {
     names += fmt::format("{}{}", names.empty() ? "" : ",", kNames[index]);
   }
   return fmt::format("--seed {} --transfers {} --incidents {} --producers {} --consumers {} --troubles={}", seed,
-                     transfers, incidents, producers, consumers, names);
+                     transfers, incidents, producers, consumers, names.empty() ? kNone : names);
 }
 
 Result<Troubles> parse_troubles(std::string_view text) {
   Troubles troubles{};
+  if (text == kNone) return troubles;
   while (!text.empty()) {
     const std::string_view name = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), name.size() + 1));

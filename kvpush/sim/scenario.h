@@ -64,7 +64,7 @@ struct Scenario {
   std::string flags() const;
 };
 
-// "cut,stop" or "" for none. kBadParams names what is no trouble's name.
+// "cut,stop", or "none". kBadParams names what is no trouble's name.
 Result<Troubles> parse_troubles(std::string_view text);
 
 }  // namespace kvpush::sim

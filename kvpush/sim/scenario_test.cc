@@ -34,7 +34,7 @@ TEST(Scenario, NamesOfTroublesCanBeReadBack) {
     expected[index] = true;
     EXPECT_EQ(*read, expected);
   }
-  EXPECT_EQ(parse_troubles(""), Troubles{});
+  EXPECT_EQ(parse_troubles("none"), Troubles{});
   EXPECT_EQ(parse_troubles("cut,cat").error().code, ErrorCode::kBadParams);
 }
 
@@ -55,7 +55,7 @@ TEST(Shrink, LeavesOutWhatIsNeededOnlyForSomethingThatIsNot) {
 
   const Scenario small = shrink(everything(), fails);
 
-  EXPECT_EQ(small.flags(), "--seed 7 --transfers 0 --incidents 0 --producers 1 --consumers 1 --troubles=");
+  EXPECT_EQ(small.flags(), "--seed 7 --transfers 0 --incidents 0 --producers 1 --consumers 1 --troubles=none");
 }
 
 }  // namespace

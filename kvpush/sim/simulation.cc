@@ -24,6 +24,7 @@ constexpr std::uint64_t kTidyEvery = 512;
 // minute's worth of waiting is not thousands of renewals.
 ProtocolOptions quick_protocol() {
   return {.hold_timeout = 300ms,
+          .hold_limit = 1s,
           .match_timeout = 1s,
           .receive_timeout = 1500ms,
           .drain_limit = 20ms,
@@ -200,9 +201,11 @@ void Simulation::happen(const Event& event) {
       return;
     case Kind::kTick: return tick(event);
     case Kind::kBegin: return begin(static_cast<std::uint32_t>(event.what));
+    case Kind::kAdmit:
     case Kind::kSend:
     case Kind::kWithdraw:
     case Kind::kCancel: return send(event);
+    case Kind::kAwait: return await(event);
     case Kind::kReceive:
     case Kind::kAbandon: return receive(event);
     case Kind::kDecline: return decline(event);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -73,9 +74,11 @@ class Simulation : private Schedule {
       kGone,       // rank
       kTick,       // rank
       kBegin,      // transfer
+      kAdmit,      // transfer, rank
       kSend,       // transfer, rank
       kWithdraw,   // transfer, rank
       kCancel,     // transfer, rank
+      kAwait,      // attempt, rank
       kReceive,    // attempt, rank
       kAbandon,    // attempt, rank
       kDecline,    // attempt, rank
@@ -103,6 +106,7 @@ class Simulation : private Schedule {
     std::uint32_t producer = 0;
     TokenRange tokens;
     Choice choice = Choice::kConsecutive;
+    std::set<std::uint32_t> ranks_sent{};  // places that have sent or withdrawn it
   };
   // One consumer engine's request for a transfer.
   struct Attempt {
@@ -110,6 +114,7 @@ class Simulation : private Schedule {
     std::uint32_t consumer = 0;
     std::uint32_t first = 0;  // token
     std::uint32_t ranks_ended = 0;
+    std::set<std::uint32_t> ranks_asked{};  // places that have received or declined it
     bool has_failed = false;
     bool is_abandoned = false;
     bool is_retry = false;
@@ -147,6 +152,7 @@ class Simulation : private Schedule {
   std::uint64_t add_attempt(const Attempt& attempt);
   void ask_for(std::uint64_t attempt, Random& random, Duration wait);
   void send(const Event& event);
+  void await(const Event& event);
   void receive(const Event& event);
   void decline(const Event& event);
   void end_part(std::uint64_t attempt, bool is_complete);

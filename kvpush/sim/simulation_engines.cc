@@ -54,9 +54,12 @@ void Simulation::begin(std::uint32_t transfer) {
   const bool is_never_sent = has(Trouble::kUnmatched, random, 10);
   const Instant computed = world_.now() + part_of(lease, random);
   const Instant cancelled = computed + part_of(lease, random);
+  const bool is_announced = random.below(2) == 0;
+  const Instant admitted = computed - part_of(computed - world_.now(), random);
   for (const std::uint32_t place : engines_[one.producer].ranks) {
     const Duration late = skew(random);
     if (is_never_sent) continue;
+    if (is_announced) push(admitted + late, Kind::kAdmit, place, transfer);
     push(computed + late, is_withdrawn ? Kind::kWithdraw : Kind::kSend, place, transfer);
     if (is_cancelled) push(cancelled + late, Kind::kCancel, place, transfer);
   }
@@ -90,18 +93,27 @@ void Simulation::ask_for(std::uint64_t number, Random& random, Duration wait) {
   const bool one_does_not = has(Trouble::kDecline, random, 16);
   const std::uint32_t who_does_not = places[random.below(places.size())];
   const bool is_aborted = has(Trouble::kAbort, random, shape_.abort_one_in);
-  const Instant asked = world_.now() + wait;
+  const bool is_queued = random.below(2) == 0;
+  const Duration queue = random.below(4) == 0 ? part_of(shape_.protocol.hold_limit, random) : Duration{};
+  const Instant queued = world_.now() + part_of(wait, random);
+  const Instant asked = world_.now() + wait + (is_queued && !is_calm_ ? queue : Duration{});
   const Instant aborted = asked + part_of(part_of(3 * shape_.protocol.lease, random), random);
   for (const std::uint32_t place : places) {
     const bool is_declined = nobody_needs_it || (one_does_not && place == who_does_not);
+    if (is_queued) push(queued, Kind::kAwait, place, number);
     push(asked + skew(random), is_declined ? Kind::kDecline : Kind::kReceive, place, number);
     if (is_aborted) push(aborted + skew(random), Kind::kAbandon, place, number);
   }
 }
 
 void Simulation::send(const Event& event) {
+  if (event.kind == Kind::kSend || event.kind == Kind::kWithdraw) transfers_[event.what].ranks_sent.insert(event.where);
   if (defer(event)) return;
   Rank& one = rank(event.where);
+  if (event.kind == Kind::kAdmit) {  // a step of the engine that comes before the others
+    if (!transfers_[event.what].ranks_sent.contains(event.where)) world_.admit(one, transfer_name(event.what));
+    return;
+  }
   if (event.kind == Kind::kWithdraw) return world_.withdraw(one, transfer_name(event.what));
   if (event.kind == Kind::kCancel) return world_.cancel(one, send_name(event.what));
   const Transfer& transfer = transfers_[event.what];
@@ -110,13 +122,26 @@ void Simulation::send(const Event& event) {
                                           .tokens = transfer.tokens,
                                           .choice = transfer.choice,
                                           .from = any_block(one)});
-  if (!is_taken) ++figures_.refused;
+  if (is_taken) return;
+  ++figures_.refused;
+  world_.withdraw(one, transfer_name(event.what));
 }
 
 // Blocks that somebody has just given back are the most likely to be written late.
 std::uint32_t Simulation::any_block(const Rank& one) {
   const auto any = static_cast<std::uint32_t>(network_.below(shape_.size.block_count));
   return network_.below(2) == 0 ? one.blocks.freed_last() : any;
+}
+
+void Simulation::await(const Event& event) {
+  if (defer(event)) return;
+  const auto found = attempts_.find(event.what);
+  if (found == attempts_.end() || found->second.ranks_asked.contains(event.where)) return;
+  const Attempt& attempt = found->second;
+  Rank& one = rank(event.where);
+  const TransferId name = transfer_name(attempt.transfer);
+  if (attempt.is_abandoned || one.awaited.contains(name)) return;
+  world_.await(one, name, engines_[transfers_[attempt.transfer].producer].name);
 }
 
 void Simulation::receive(const Event& event) {
@@ -129,17 +154,24 @@ void Simulation::receive(const Event& event) {
     attempt.is_abandoned = true;
     return world_.abandon(one, receive_name(event.what));
   }
-  if (attempt.is_abandoned) return end_part(event.what, false);
+  attempt.ranks_asked.insert(event.where);
+  const TransferId name = transfer_name(attempt.transfer);
+  const std::string& producer = engines_[transfers_[attempt.transfer].producer].name;
+  if (attempt.is_abandoned) {
+    world_.decline(one, name, producer);
+    return end_part(event.what, false);
+  }
   const Transfer& transfer = transfers_[attempt.transfer];
   const bool is_taken = world_.receive(one,
                                        {.request = receive_name(event.what),
-                                        .transfer_id = transfer_name(attempt.transfer),
+                                        .transfer_id = name,
                                         .tokens = {attempt.first, transfer.tokens.end},
                                         .choice = network_.below(3) == 0 ? Choice::kScattered : Choice::kConsecutive,
                                         .from = any_block(one)},
-                                       engines_[transfer.producer].name);
+                                       producer);
   if (is_taken) return;
   ++figures_.refused;
+  world_.decline(one, name, producer);
   end_part(event.what, false);
 }
 
@@ -147,7 +179,8 @@ void Simulation::decline(const Event& event) {
   if (defer(event)) return;
   const auto found = attempts_.find(event.what);
   if (found == attempts_.end()) return;
-  const Attempt& attempt = found->second;
+  Attempt& attempt = found->second;
+  attempt.ranks_asked.insert(event.where);
   world_.decline(rank(event.where), transfer_name(attempt.transfer),
                  engines_[transfers_[attempt.transfer].producer].name);
   end_part(event.what, true);

@@ -36,6 +36,8 @@ std::string text(const Message& message) {
                                            m.quiescent ? "" : ", writes in flight"));
                  },
                  [&](const Unwanted& m) { return with(m.transfer_id); },
+                 [&](const Expect& m) { return with(m.transfer_id); },
+                 [&](const Admitted& m) { return with(m.transfer_id); },
                  [&](const Done& m) { return with(fmt::format("up to {}", m.up_to.value)); },
                  [&](const Renew& m) { return with(m.stamp.time_since_epoch().count()); },
                  [&](const Renewed& m) { return with(m.stamp.time_since_epoch().count()); },
@@ -48,7 +50,8 @@ std::string text(const Message& message) {
 
 std::string text(const EngineEvent& event) {
   return std::visit(Overloaded{[](const ReceiveEnded& e) { return e.request + " " + outcome(e.error, e.bytes); },
-                               [](const SendEnded& e) { return e.request + " " + outcome(e.error, e.bytes); }},
+                               [](const SendEnded& e) { return e.request + " " + outcome(e.error, e.bytes); },
+                               [](const AwaitEnded& e) { return e.transfer_id + " need not be awaited any more"; }},
                     event);
 }
 

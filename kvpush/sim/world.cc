@@ -129,6 +129,18 @@ void World::decline(Rank& consumer, const TransferId& transfer_id, const std::st
   });
 }
 
+void World::await(Rank& consumer, const TransferId& transfer_id, const std::string& producer) {
+  const bool is_new = consumer.awaited.insert(transfer_id).second;
+  KVPUSH_CHECK(is_new, "tests await a transfer once");
+  step(consumer, [&](Actions& out) {
+    consumer.consumer->on(Await{transfer_id, {producer, kDirectoryPort}}, clock(consumer), out);
+  });
+}
+
+void World::admit(Rank& producer, const TransferId& transfer_id) {
+  step(producer, [&](Actions& out) { producer.producer->on(Admit{transfer_id}, out); });
+}
+
 void World::cancel(Rank& producer, const RequestId& request) {
   step(producer, [&](Actions& out) { producer.producer->on(Cancel{request}, clock(producer), out); });
 }
@@ -487,6 +499,7 @@ void World::kill(const std::string& engine) {
     lose_writes(*rank);
     for (const auto& [id, request] : rank->requests) rank->blocks.give_back(request.held);
     rank->requests.clear();
+    rank->awaited.clear();
     rank->producer.reset();
     rank->consumer.reset();
     std::erase_if(resolving_, [&](const auto& asked) { return asked.first == rank; });
@@ -715,6 +728,12 @@ void World::forget_peer(Connection::End& end) {
 
 void World::tell(Rank& rank, const EngineEvent& event) {
   trace([&] { return fmt::format("{}: {}", rank.name, text(event)); });
+  if (const auto* await = std::get_if<AwaitEnded>(&event)) {
+    if (rank.awaited.erase(await->transfer_id) == 0) {
+      fault(fmt::format("{}: waiting for {} ended twice", rank.name, await->transfer_id));
+    }
+    return;
+  }
   const auto on = [&](const auto& ended) {
     const auto found = rank.requests.find(ended.request);
     if (found == rank.requests.end()) return fault(fmt::format("{}: {} ended twice", rank.name, ended.request));
@@ -725,7 +744,8 @@ void World::tell(Rank& rank, const EngineEvent& event) {
     rank.blocks.give_back(request.held);
     if (schedule_ != nullptr) schedule_->on_ended(rank, ended.request, !ended.error);
   };
-  std::visit(on, event);
+  if (const auto* received = std::get_if<ReceiveEnded>(&event)) return on(*received);
+  on(std::get<SendEnded>(event));
 }
 
 Connection* World::find(ConnectionId id) {

@@ -92,6 +92,8 @@ class World {
   bool send(Rank& producer, const Ask& ask);
   void abandon(Rank& consumer, const RequestId& request);
   void decline(Rank& consumer, const TransferId& transfer_id, const std::string& producer);
+  void await(Rank& consumer, const TransferId& transfer_id, const std::string& producer);
+  void admit(Rank& producer, const TransferId& transfer_id);
   void cancel(Rank& producer, const RequestId& request);
   void withdraw(Rank& producer, const TransferId& transfer_id);
   void drain(Rank& rank);

@@ -107,12 +107,23 @@ void World::check_ended(Rank& rank, const LocalRequest& request, const SendEnded
     fault(fmt::format("{}: {} is over although some rank has neither its part nor declined it", rank.name,
                       request.transfer_id));
   }
+  const auto is_open = [&](ConnectionId id) {
+    const Connection* connection = find(id);
+    return connection != nullptr && !connection->producer.is_closed;
+  };
+  const bool is_expected = rank.book.is_expected(request.transfer_id, is_open);
+  const Duration hold_limit = options_.protocol.hold_limit;
+  if (is_expected && ended.error == ErrorCode::kTimeout && with_drift(now_ - request.asked) < hold_limit) {
+    fault(fmt::format("{}: {} was given up although it is expected", rank.name, request.transfer_id));
+  }
+  const bool was_expected = rank.book.was_expected(request.transfer_id);
   const std::optional<Instant> asked = rank.book.last_asked(request.transfer_id);
   rank.book.close(request.transfer_id);
   if (schedule_ == nullptr) return;
   // Its last registration ends, at the longest when its consumer gives up or is silent; then somebody else may come.
   const ProtocolOptions& times = options_.protocol;
   Instant due = std::max(request.asked, rank.troubled);
+  if (was_expected) due = std::max(due, request.asked + with_drift(hold_limit));
   if (asked) due = std::max(due, rank.clock.when(*asked) + with_drift(times.receive_timeout));
   const Duration rest = times.lease + 3 * times.drain_limit + times.hold_timeout;
   check_time(rank, request, due + with_drift(rest) + 4 * options_.lateness);
@@ -154,13 +165,16 @@ std::vector<std::string> World::remains() const {
     if (rank.producer) {
       const ProducerGauges gauges = rank.producer->gauges();
       if (rank.producer->counters().bad_messages > 0) found.push_back(rank.name + " heard a bad message");
-      if (gauges.registrations + gauges.requests + gauges.transfers + gauges.writes_in_flight > 0) {
+      if (gauges.registrations + gauges.requests + gauges.transfers + gauges.expected + gauges.admitted +
+              gauges.writes_in_flight >
+          0) {
         found.push_back(rank.name + " still knows registrations, requests or transfers");
       }
     } else if (rank.consumer) {
       const ConsumerGauges gauges = rank.consumer->gauges();
       if (rank.consumer->counters().bad_messages > 0) found.push_back(rank.name + " heard a bad message");
-      if (gauges.requests + gauges.quarantined > 0 || rank.consumer->expects_writes()) {
+      if (gauges.requests + gauges.awaited + gauges.quarantined > 0 || !rank.awaited.empty() ||
+          rank.consumer->expects_writes()) {
         found.push_back(rank.name + " still knows requests or registrations");
       }
     }

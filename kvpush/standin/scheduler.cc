@@ -90,7 +90,8 @@ void Scheduler::on(const EngineEvent& event, Instant now, Effects& effects) {
                           KVPUSH_CHECK(request != nullptr && request->state == State::kSending,
                                        "the agent tells the end of what it was told to send");
                           end(*request, effects);
-                        }},
+                        },
+                        [](const AwaitEnded&) {}},
              event);
 }
 

@@ -162,6 +162,14 @@ Offset<flat::Renewed> build(Builder& builder, const Renewed& message) {
   return flat::CreateRenewed(builder, message.stamp.time_since_epoch().count());
 }
 
+Offset<flat::Expect> build(Builder& builder, const Expect& message) {
+  return flat::CreateExpect(builder, build(builder, message.transfer_id));
+}
+
+Offset<flat::Admitted> build(Builder& builder, const Admitted& message) {
+  return flat::CreateAdmitted(builder, build(builder, message.transfer_id));
+}
+
 template <class FlatMessage>
 Offset<flat::Frame> build_frame(Builder& builder, Offset<FlatMessage> body) {
   return flat::CreateFrame(builder, flat::BodyTraits<FlatMessage>::enum_value, body.Union());
@@ -285,6 +293,8 @@ Message read(const flat::Frame& frame) {
     case flat::Body_Goodbye: return Goodbye{};
     case flat::Body_Renew: return Renew{Instant(Duration(frame.body_as_Renew()->stamp()))};
     case flat::Body_Renewed: return Renewed{Instant(Duration(frame.body_as_Renewed()->stamp()))};
+    case flat::Body_Expect: return Expect{read(*frame.body_as_Expect()->transfer_id())};
+    case flat::Body_Admitted: return Admitted{read(*frame.body_as_Admitted()->transfer_id())};
     case flat::Body_NONE: break;
   }
   // What check_limits() let through has a known kind.

@@ -133,6 +133,8 @@ Message any_message() {
     case 13: return Done{registration};
     case 14: return Goodbye{};
     case 15: return Renew{Instant(Duration(any<Duration::rep>()))};
+    case 16: return Expect{any_text(kTransferIdBytesMax)};
+    case 17: return Admitted{any_text(kTransferIdBytesMax)};
     default: return Renewed{Instant(Duration(any<Duration::rep>()))};
   }
 }

@@ -139,15 +139,17 @@ TEST_P(EachMessage, IsRefusedWhenTruncated) {
   expect_bad(decode(std::span(body).first(body.size() / 2)), "no message");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Examples, EachMessage,
-    testing::Values(hello(), welcome(), Assign{{{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}}, "cma", {std::byte{9}}}, Assigned{},
-                    Refused{ErrorCode::kLayoutMismatch, "layer 3: 8 heads here, 4 there"}, registration(),
-                    Writing{RegistrationNumber{1}}, delivered(),
-                    Failed{RegistrationNumber{2}, ErrorCode::kPeerLost, false}, Quiet{RegistrationNumber{3}},
-                    Revoke{RegistrationNumber{4}}, Revoked{RegistrationNumber{~0ull}}, Unwanted{"cmpl-1"},
-                    Done{RegistrationNumber{6}}, Goodbye{}, Renew{Instant{-1ns}}, Renewed{Instant::max()}),
-    [](const auto& test) { return std::string(message_name(test.param)); });
+INSTANTIATE_TEST_SUITE_P(Examples, EachMessage,
+                         testing::Values(hello(), welcome(),
+                                         Assign{{{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}}, "cma", {std::byte{9}}}, Assigned{},
+                                         Refused{ErrorCode::kLayoutMismatch, "layer 3: 8 heads here, 4 there"},
+                                         registration(), Writing{RegistrationNumber{1}}, delivered(),
+                                         Failed{RegistrationNumber{2}, ErrorCode::kPeerLost, false},
+                                         Quiet{RegistrationNumber{3}}, Revoke{RegistrationNumber{4}},
+                                         Revoked{RegistrationNumber{~0ull}}, Unwanted{"cmpl-1"},
+                                         Done{RegistrationNumber{6}}, Goodbye{}, Renew{Instant{-1ns}},
+                                         Renewed{Instant::max()}, Expect{"cmpl-1"}, Admitted{"cmpl-1"}),
+                         [](const auto& test) { return std::string(message_name(test.param)); });
 
 TEST(Encode, AppendsAfterWhatIsThere) {
   std::vector<std::byte> frames = frame_of(Writing{RegistrationNumber{1}});
@@ -240,6 +242,8 @@ const LimitCase kLimitCases[] = {
     {"FailureCode", [](auto n) { return Failed{{}, static_cast<ErrorCode>(n), true}; },
      static_cast<std::size_t>(ErrorCode::kStaleSession)},
     {"UnwantedTransferId", [](auto n) { return Unwanted{text(n)}; }, kTransferIdBytesMax},
+    {"ExpectedTransferId", [](auto n) { return Expect{text(n)}; }, kTransferIdBytesMax},
+    {"AdmittedTransferId", [](auto n) { return Admitted{text(n)}; }, kTransferIdBytesMax},
     {"RegisteredTransferId", [](auto n) { return Register{{}, text(n), {}, {}}; }, kTransferIdBytesMax},
     {"FirstToken", [](auto n) { return Register{{}, "t", {static_cast<std::uint32_t>(n), 40}, {}}; }, 40},
     {"Groups", [](auto n) { return register_with(BlockTables(n)); }, kGroupsMax},

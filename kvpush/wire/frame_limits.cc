@@ -135,6 +135,8 @@ Result<void> check_limits(const flat::Frame& frame) {
     case flat::Body_Delivered: return check(*frame.body_as_Delivered());
     case flat::Body_Failed: return check(*frame.body_as_Failed());
     case flat::Body_Unwanted: return check_transfer_id(*frame.body_as_Unwanted()->transfer_id());
+    case flat::Body_Expect: return check_transfer_id(*frame.body_as_Expect()->transfer_id());
+    case flat::Body_Admitted: return check_transfer_id(*frame.body_as_Admitted()->transfer_id());
     case flat::Body_Assigned:
     case flat::Body_Writing:
     case flat::Body_Quiet:

@@ -18,7 +18,7 @@
 namespace kvpush {
 
 // Grows when a peer of the older version could misunderstand.
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 // Who speaks: one rank of one run of an engine.
 struct RankName {
@@ -148,6 +148,20 @@ struct Done {
   bool operator==(const Done&) const = default;
 };
 
+// C→P, a request for the transfer is queued here: keep its KV until this rank registers for it, declines it or loses
+// its session, at most ProtocolOptions::hold_limit. Binds the transfer to nobody. Answered with Admitted.
+struct Expect {
+  TransferId transfer_id;
+  bool operator==(const Expect&) const = default;
+};
+
+// P→C, follows Expect, perhaps more than once: the prefill has its blocks and is about to run, or ran, so a destination
+// is worth reserving. Also said when P will not keep the KV, or will not have it: a registration hears the reason.
+struct Admitted {
+  TransferId transfer_id;
+  bool operator==(const Admitted&) const = default;
+};
+
 // Both ways: draining. Nothing new is registered; what runs may end.
 struct Goodbye {
   bool operator==(const Goodbye&) const = default;
@@ -167,7 +181,7 @@ struct Renewed {
 };
 
 using Message = std::variant<Hello, Welcome, Assign, Assigned, Refused, Register, Writing, Delivered, Failed, Quiet,
-                             Revoke, Revoked, Unwanted, Done, Goodbye, Renew, Renewed>;
+                             Revoke, Revoked, Unwanted, Done, Goodbye, Renew, Renewed, Expect, Admitted>;
 
 // "Hello", "Welcome", ...: for logs, metrics and transcripts.
 std::string_view message_name(const Message& message);

@@ -45,6 +45,21 @@ class Decline(NamedTuple):
     port: int
 
 
+class Await(NamedTuple):
+    """Consumer: a request for this transfer is queued here; a Receive or Decline of it follows. Until then the producer
+    keeps its KV. Ends with exactly one "await" event."""
+
+    transfer_id: str
+    host: str
+    port: int
+
+
+class Admit(NamedTuple):
+    """Producer: the request of this transfer has its blocks and is about to be computed; Send or Withdraw follows."""
+
+    transfer_id: str
+
+
 class Send(NamedTuple):
     """Producer: tokens [0, token_count) are complete in these blocks, which stay unchanged until the "send" event."""
 
@@ -66,17 +81,18 @@ class Withdraw(NamedTuple):
     transfer_id: str
 
 
-Command = Receive | Abandon | Decline | Send | Cancel | Withdraw
+Command = Receive | Abandon | Decline | Await | Admit | Send | Cancel | Withdraw
 
 
 class Event(NamedTuple):
-    """The end of a Receive or a Send: each has exactly one.
+    """The end of a Receive, a Send or an Await: each has exactly one.
 
+    An "await" names the transfer as its `request`: its prefill has begun, or there is nothing to wait for any more.
     `error` is None, or the name of an error code. `bytes` were delivered, within `seconds` after registration and
     computed prompt had met; both are 0 after an error.
     """
 
-    kind: Literal["receive", "send"]
+    kind: Literal["receive", "send", "await"]
     request: str
     error: str | None
     bytes: int

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 
 #include "kvpush/layout/block_table.h"
@@ -64,6 +65,8 @@ Command to_command(nb::handle command) {
                 .tables = to_tables(command.attr("tables"))};
   }
   if (kind == "Decline") return Decline{.transfer_id = text("transfer_id"), .producer = producer_of(command)};
+  if (kind == "Await") return Await{.transfer_id = text("transfer_id"), .producer = producer_of(command)};
+  if (kind == "Admit") return Admit{.transfer_id = text("transfer_id")};
   if (kind == "Abandon") return Abandon{.request = text("request")};
   if (kind == "Cancel") return Cancel{.request = text("request")};
   if (kind == "Withdraw") return Withdraw{.transfer_id = text("transfer_id")};
@@ -130,10 +133,15 @@ double seconds_of(const SendEnded& ended) {
 }
 
 template <class Ended>
-nb::tuple to_tuple(const char* kind, const Ended& ended) {
+nb::tuple to_tuple(const Ended& ended) {
+  const char* kind = std::is_same_v<Ended, ReceiveEnded> ? "receive" : "send";
   const nb::object error = name_or_none(ended.error);
   if (ended.error) return nb::make_tuple(kind, ended.request, error, 0, 0.0);
   return nb::make_tuple(kind, ended.request, error, ended.bytes, seconds_of(ended));
+}
+
+nb::tuple to_tuple(const AwaitEnded& ended) {
+  return nb::make_tuple("await", ended.transfer_id, nb::none(), 0, 0.0);
 }
 
 }  // namespace
@@ -188,8 +196,7 @@ Scheduled to_scheduled(nb::handle scheduled) {
 nb::list to_python(const std::vector<EngineEvent>& events) {
   nb::list converted;
   for (const EngineEvent& event : events) {
-    const char* kind = std::holds_alternative<ReceiveEnded>(event) ? "receive" : "send";
-    converted.append(std::visit([kind](const auto& ended) { return to_tuple(kind, ended); }, event));
+    converted.append(std::visit([](const auto& ended) { return to_tuple(ended); }, event));
   }
   return converted;
 }

@@ -32,7 +32,9 @@ const std::vector<std::string> kMessages = {"Hello session 1",
                                             "Done up to 1",
                                             "Goodbye",
                                             "Renew 0",
-                                            "Renewed 0"};
+                                            "Renewed 0",
+                                            "Expect x9",
+                                            "Admitted x9"};
 
 std::string join(const std::vector<std::string>& lines) {
   std::string text;
@@ -69,7 +71,7 @@ TEST(ProducerSession, RefusesMessagesOutOfTurnAndGoesOn) {
       {"welcomed", {"Hello session 1"}, {"Assign over", "Goodbye", "Refused"}},
       {"ready",
        {"Hello session 1", "Assign over fencing"},
-       {"Register", "Revoke 1", "Unwanted", "Done", "Goodbye", "Refused", "Renewed"}}};
+       {"Register", "Revoke 1", "Unwanted", "Done", "Goodbye", "Refused", "Renewed", "Expect"}}};
   for (const ProducerCase& state : cases) {
     for (const std::string& message : kMessages) {
       SCOPED_TRACE(fmt::format("{} in a session that is {}", message, state.state));
@@ -103,11 +105,12 @@ TEST(ConsumerSession, RefusesMessagesOutOfTurnAndGoesOn) {
       {"greeting", {"C"}, {"Refused"}},  // this Welcome names nobody
       {"welcomed",
        {"C", "P0", "C"},
-       {"Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused", "Renew "}},
+       {"Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused", "Renew ", "Admitted"}},
       {"assigning",
        {"C", "P0", "P1", "C"},
-       {"Assigned", "Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused", "Renew "}},
-      {"ready", {""}, {"Writing", "Delivered", "Failed", "Goodbye", "Refused", "Renew "}}};
+       {"Assigned", "Writing", "Delivered", "Failed", "Quiet", "Revoked 1", "Goodbye", "Refused", "Renew ",
+        "Admitted"}},
+      {"ready", {""}, {"Writing", "Delivered", "Failed", "Goodbye", "Refused", "Renew ", "Admitted"}}};
   for (const ConsumerCase& state : cases) {
     for (const std::string& message : kMessages) {
       SCOPED_TRACE(fmt::format("{} in a session that is {}", message, state.state));

@@ -49,6 +49,8 @@ Message parse_message(const std::string& line) {
   if (name == "Revoke") return Revoke{registration};
   if (name == "Revoked") return Revoked{registration};
   if (name == "Unwanted") return Unwanted{words[1]};
+  if (name == "Expect") return Expect{words[1]};
+  if (name == "Admitted") return Admitted{words[1]};
   if (name == "Done") return Done{{number(words, 3)}};
   const Instant stamp{Duration{static_cast<Duration::rep>(number(words, 1))}};
   if (name == "Renew") return Renew{stamp};

@@ -189,6 +189,10 @@ bool Stage::run_rank(Rank& rank, const Words& words) {
     world.abandon(rank, first);
   } else if (verb == "decline") {
     world.decline(rank, first, "P");
+  } else if (verb == "await") {
+    world.await(rank, first, "P");
+  } else if (verb == "admit") {
+    world.admit(rank, first);
   } else if (verb == "cancel") {
     world.cancel(rank, first);
   } else if (verb == "withdraw") {
@@ -222,9 +226,11 @@ void Stage::each_connection(const std::string& left, const std::string& right,
 std::string Stage::state(const Rank& rank) const {
   if (rank.producer) {
     const ProducerGauges gauges = rank.producer->gauges();
-    return fmt::format("{}: {} sessions, {} registrations, {} requests, {} transfers, {} writes in flight{}", rank.name,
-                       gauges.sessions, gauges.registrations, gauges.requests, gauges.transfers,
-                       gauges.writes_in_flight, rank.producer->deadline() ? "" : ", no deadline");
+    return fmt::format("{}: {} sessions, {} registrations, {} requests, {} transfers, {} writes in flight{}{}",
+                       rank.name, gauges.sessions, gauges.registrations, gauges.requests, gauges.transfers,
+                       gauges.writes_in_flight,
+                       gauges.expected > 0 ? fmt::format(", {} expected", gauges.expected) : "",
+                       rank.producer->deadline() ? "" : ", no deadline");
   }
   const ConsumerGauges gauges = rank.consumer->gauges();
   return fmt::format("{}: {} sessions ready, {} requests, {} quarantined{}", rank.name, gauges.sessions_ready,
