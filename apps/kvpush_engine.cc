@@ -34,6 +34,7 @@ struct Flags {
   kvpush::KvShape kv;
   kvpush::SchedulerOptions scheduler;
   bool is_caching_off = false;
+  std::string reserve = "auto";
   double step_ms = 0;
   double token_us = 0;
   int lease_ms = 5000;
@@ -61,6 +62,12 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--heads", flags.kv.heads, "heads of a layer")->check(CLI::Range(1, 128))->capture_default_str();
   app.add_option("--row-bytes", flags.kv.row_bytes, "bytes of K or V of one token and head; a multiple of 8")
       ->check(CLI::Range(8, 4096))
+      ->capture_default_str();
+  app.add_option(
+         "--reserve", flags.reserve,
+         "when a request whose KV comes from elsewhere takes blocks: early: at once; admitted: when its prefill "
+         "begins; auto: early while a tenth of the blocks stays free")
+      ->check(CLI::IsMember({"auto", "early", "admitted"}))
       ->capture_default_str();
   app.add_flag("--no-prefix-caching", flags.is_caching_off, "compute or receive every prompt in full");
   app.add_option("--step-ms", flags.step_ms, "milliseconds that a step takes")
@@ -129,6 +136,9 @@ int main(int argc, char** argv) {
                                  .kv = flags.kv,
                                  .scheduler = flags.scheduler};
   options.scheduler.caches_prefixes = !flags.is_caching_off;
+  const std::map<std::string, kvpush::Reserve> reserves{
+      {"auto", kvpush::Reserve::kAuto}, {"early", kvpush::Reserve::kEarly}, {"admitted", kvpush::Reserve::kAdmitted}};
+  options.scheduler.reserve = reserves.at(flags.reserve);
   options.step_time = std::chrono::duration_cast<kvpush::Duration>(flags.step_ms * 1ms);
   options.protocol.lease = std::chrono::milliseconds(flags.lease_ms);
   options.protocol.hold_timeout = std::chrono::milliseconds(flags.hold_ms);

@@ -4,6 +4,7 @@
 
 #include "kvpush/base/endpoint.h"
 #include "kvpush/base/error.h"
+#include "kvpush/base/overloaded.h"
 
 namespace kvpush {
 
@@ -39,11 +40,10 @@ Report::Report()
       receive_bytes_(registry_.histogram("kvpush_receive_bytes", "KV bytes of a received transfer.", kBytesBuckets)) {}
 
 std::uint64_t Report::ended(const EngineEvent& event) {
-  return std::visit([this](const auto& ended) { return add(ended); }, event);
-}
-
-std::uint64_t Report::add(const AwaitEnded&) {
-  return 0;  // no transfer ends with it
+  return std::visit(Overloaded{[this](const ReceiveEnded& ended) { return add(ended); },
+                               [this](const SendEnded& ended) { return add(ended); },
+                               [](const AwaitEnded&) { return std::uint64_t{0}; }},
+                    event);
 }
 
 std::uint64_t Report::add(const ReceiveEnded& event) {

@@ -35,7 +35,7 @@ class Report {
   };
   Report();
 
-  // The number of the record made of it; meaningless where none is.
+  // The number of the record made of it; 0 if no transfer ends with it.
   std::uint64_t ended(const EngineEvent& event);
   void seen(const SeenByEngine& seen);
 
@@ -45,7 +45,6 @@ class Report {
   std::string metrics(const Producer& producer, const Consumer& consumer, const std::vector<Wire>& wires);
 
  private:
-  static std::uint64_t add(const AwaitEnded& event);
   std::uint64_t add(const ReceiveEnded& event);
   std::uint64_t add(const SendEnded& event);
   void observe(const ReceiveTimes& times, Instant delivered);

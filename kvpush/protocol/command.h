@@ -112,7 +112,8 @@ struct SendEnded {
 };
 
 // The awaited transfer's prefill is about to run, so a destination is worth reserving; or there is nothing to wait for
-// any more: it has been computed, its producer refuses or was lost, the request was received or declined meanwhile.
+// any more: it has been computed, its producer refuses or was lost, the request was received or declined meanwhile, or
+// match_timeout is over.
 struct AwaitEnded {
   TransferId transfer_id;
   Endpoint producer;

@@ -95,6 +95,8 @@ void Consumer::on(const Await& command, Instant now, Actions& out) {
     const Link& link = open_link(command.producer, now, out);
     if (!link.refused && !link.draining) {
       awaited_.emplace(key, false);
+      deadlines_.set({.kind = Kind::kAwait, .directory = command.producer, .transfer_id = command.transfer_id},
+                     now + options_.match_timeout);
       if (link.state == LinkState::kReady) tell_all(link, Expect{command.transfer_id}, out);
       return;
     }
@@ -188,6 +190,12 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kReceive:
         if (requests_.contains(due.request)) fail_request(due.request, ErrorCode::kTimeout, now, out);
         break;
+      case Kind::kAwait:
+        // The prefill leg may never have come; only the producer's answer to a registration tells.
+        if (const auto found = awaited_.find({due.directory, due.transfer_id}); found != awaited_.end()) {
+          end_await(due.directory, due.transfer_id, found->second, out);
+        }
+        break;
       case Kind::kProof: {
         const auto request = requests_.find(due.request);
         if (request == requests_.end()) break;
@@ -207,7 +215,7 @@ void Consumer::drain(Instant now, Actions& out) {
   std::vector<RequestId> waiting;
   for (const auto& [id, request] : requests_) waiting.push_back(id);
   for (const RequestId& id : waiting) fail_request(id, ErrorCode::kStopped, now, out);
-  for (const auto& [directory, link] : links_) end_awaits(directory, out);
+  for (auto& [key, is_told] : awaited_) end_await(key.first, key.second, is_told, out);
   awaited_.clear();
 }
 

@@ -176,10 +176,11 @@ class Consumer {
   };
   // Deadlines, by what they end: the other fields say of which.
   struct DeadlineKey {
-    enum class Kind : std::uint8_t { kStart, kRetry, kSilence, kPending, kReceive, kProof } kind{};
+    enum class Kind : std::uint8_t { kStart, kRetry, kSilence, kPending, kReceive, kProof, kAwait } kind{};
     Endpoint directory{};
     std::uint32_t rank = 0;  // of the engine
     RequestId request{};
+    TransferId transfer_id{};
     auto operator<=>(const DeadlineKey&) const = default;
   };
   using Kind = DeadlineKey::Kind;
@@ -208,6 +209,8 @@ class Consumer {
   void on(const RankOfLink& at, const Admitted& message, Actions& out);
   // What is awaited of the link's engine ends, as far as its engine knows; it is expected again when the link is ready.
   void end_awaits(const Endpoint& directory, Actions& out);
+  // Its AwaitEnded, if it has not been told.
+  void end_await(const Endpoint& directory, const TransferId& transfer_id, bool& is_told, Actions& out);
   void forget_await(const Endpoint& directory, const TransferId& transfer_id, Actions& out);
   bool is_awaited(const Endpoint& directory) const;
 

@@ -224,21 +224,27 @@ void Consumer::on(const RankOfLink& at, const Admitted& message, Actions& out) {
   const auto found = awaited_.find({at.directory, message.transfer_id});
   if (found == awaited_.end()) {
     ++counters_.late_messages;
-  } else if (!std::exchange(found->second, true)) {
-    out.push_back(TellEngine{AwaitEnded{message.transfer_id, at.directory}});
+  } else {
+    end_await(at.directory, message.transfer_id, found->second, out);
   }
+}
+
+void Consumer::end_await(const Endpoint& directory, const TransferId& transfer_id, bool& is_told, Actions& out) {
+  if (std::exchange(is_told, true)) return;
+  deadlines_.clear({.kind = Kind::kAwait, .directory = directory, .transfer_id = transfer_id});
+  out.push_back(TellEngine{AwaitEnded{transfer_id, directory}});
 }
 
 void Consumer::end_awaits(const Endpoint& directory, Actions& out) {
   for (auto it = awaited_.lower_bound({directory, {}}); it != awaited_.end() && it->first.first == directory; ++it) {
-    if (!std::exchange(it->second, true)) out.push_back(TellEngine{AwaitEnded{it->first.second, directory}});
+    end_await(directory, it->first.second, it->second, out);
   }
 }
 
 void Consumer::forget_await(const Endpoint& directory, const TransferId& transfer_id, Actions& out) {
   const auto found = awaited_.find({directory, transfer_id});
   if (found == awaited_.end()) return;
-  if (!found->second) out.push_back(TellEngine{AwaitEnded{transfer_id, directory}});
+  end_await(directory, transfer_id, found->second, out);
   awaited_.erase(found);
 }
 

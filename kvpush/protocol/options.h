@@ -12,7 +12,8 @@ struct ProtocolOptions {
   // A finished prefill gives its blocks back after this long even if somebody expects it, or asks for it again and
   // again in vain: as long as the queue of a decode engine may hold a request that somebody still waits for.
   Duration hold_limit = std::chrono::seconds{300};
-  // A registration waits this long for its prefill to end: queueing plus the longest prefill.
+  // A registration waits this long for its prefill to end, and a queued request for it to begin: queueing plus the
+  // longest prefill.
   Duration match_timeout = std::chrono::seconds{300};
   // A consumer gives up on a request after this long whatever happens; more than match_timeout, so that the producer's
   // reason arrives first.

@@ -9,6 +9,9 @@
 namespace kvpush {
 namespace {
 
+// Of the pool, this part stays free where destinations are reserved early.
+constexpr std::uint32_t kSpareParts = 10;
+
 bool is_prefill(const Leg& leg) {
   return std::holds_alternative<PrefillLeg>(leg);
 }
@@ -54,7 +57,7 @@ void Scheduler::on(const Arrival& arrival, Instant now, Effects& effects) {
     return refuse(ErrorCode::kBadParams, "prompt and max_tokens are more than the KV cache holds");
   }
   const auto transfer = transfer_key(arrival.leg);
-  if (transfer && !transfers_.insert(*transfer).second) {
+  if (transfer && transfers_.contains(*transfer)) {
     return refuse(ErrorCode::kBadParams, "another request of this engine has that transfer_id");
   }
   Request& request = requests_[arrival.request];
@@ -67,6 +70,11 @@ void Scheduler::on(const Arrival& arrival, Instant now, Effects& effects) {
   request.is_local = !std::holds_alternative<DecodeLeg>(arrival.leg);
   request.seen = seen_of(arrival, now);
   waiting_.push_back(&request);
+  if (transfer) transfers_.emplace(*transfer, &request);
+  if (request.is_local) return;
+  request.is_awaited = true;
+  const auto& [transfer_id, producer] = std::get<DecodeLeg>(arrival.leg);
+  effects.commands.emplace_back(Await{transfer_id, producer});
 }
 
 void Scheduler::on(const Abort& abort, Instant, Effects& effects) {
@@ -91,7 +99,10 @@ void Scheduler::on(const EngineEvent& event, Instant now, Effects& effects) {
                                        "the agent tells the end of what it was told to send");
                           end(*request, effects);
                         },
-                        [](const AwaitEnded&) {}},
+                        [&](const AwaitEnded& ended) {
+                          const auto found = transfers_.find({ended.transfer_id, ended.producer});
+                          if (found != transfers_.end()) found->second->is_awaited = false;
+                        }},
              event);
 }
 
@@ -138,9 +149,10 @@ std::vector<Work> Scheduler::step(Instant now, Effects& effects) {
       ready_.pop_front();
       request->seen.first_step = now;
       tell_seen(*request, effects);
-    } else if (!has_preempted && !waiting_.empty() && admit(*waiting_.front(), now, effects)) {
-      request = waiting_.front();
-      waiting_.pop_front();
+    } else if (const auto next = has_preempted ? waiting_.end() : next_to_admit();
+               next != waiting_.end() && admit(**next, now, effects)) {
+      request = *next;
+      waiting_.erase(next);
       if (request->state == State::kReceiving) continue;
     } else {
       break;
@@ -165,6 +177,14 @@ Scheduler::Levels Scheduler::levels() const {
   return levels;
 }
 
+std::deque<Scheduler::Request*>::iterator Scheduler::next_to_admit() {
+  return std::ranges::find_if(waiting_, [&](const Request* request) {
+    if (!request->is_awaited || options_.reserve == Reserve::kEarly) return true;
+    const std::size_t kept = options_.block_count / kSpareParts + blocks_for(request->keys.size());
+    return options_.reserve == Reserve::kAuto && pool_.free_blocks() >= kept;
+  });
+}
+
 // False, and nothing has changed, while there are no blocks for all of its tokens. Otherwise it runs or receives.
 bool Scheduler::admit(Request& request, Instant now, Effects& effects) {
   std::vector<BlockId> blocks;
@@ -180,6 +200,10 @@ bool Scheduler::admit(Request& request, Instant now, Effects& effects) {
   request.blocks = std::move(blocks);
   request.computed = static_cast<std::uint32_t>(cached) * options_.block_tokens;
   counts_.cached_prompt_tokens += std::min(request.computed, request.prompt_tokens);
+  const auto* const leg = std::get_if<PrefillLeg>(&request.leg);
+  if (leg != nullptr && !request.seen.admitted) {
+    effects.commands.emplace_back(Admit{leg->transfer_id});
+  }
   if (!request.seen.admitted) request.seen.admitted = now;
   if (!request.is_local) receive(request, std::get<DecodeLeg>(request.leg), effects);
   return true;

@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -88,6 +87,14 @@ struct Effects {
   std::vector<Scheduled> scheduled;
 };
 
+// When a request whose KV comes from elsewhere takes its blocks. Early ones are idle while the prompt waits for its
+// prefill, and two full pools can wait for each other; late ones add the way of a message to the first token.
+enum class Reserve : std::uint8_t {
+  kAuto,      // at once while that leaves a tenth of the pool free, otherwise as kAdmitted
+  kEarly,     // at once
+  kAdmitted,  // when its prefill has its own blocks, or there is nothing to wait for
+};
+
 struct SchedulerOptions {
   std::uint32_t block_count = 1024;
   std::uint32_t block_tokens = 16;
@@ -98,6 +105,7 @@ struct SchedulerOptions {
   // Requests of any state; one more fails with kFull. Fewer than an agent takes (kRequestsMax).
   std::size_t requests_max = 1024;
   bool caches_prefixes = true;
+  Reserve reserve = Reserve::kAuto;
 };
 
 // Decides what a stand-in engine computes, step by step, and what its agent is told.
@@ -164,7 +172,8 @@ class Scheduler {
     std::uint32_t computed = 0;   // tokens whose KV is in the blocks
     std::uint32_t scheduled = 0;  // tokens whose KV will be there when the step ends
     State state = State::kWaiting;
-    bool is_local = false;  // nothing is to be received, or no longer
+    bool is_local = false;    // nothing is to be received, or no longer
+    bool is_awaited = false;  // its prefill has not begun, as far as is known
     bool is_aborted = false;
     Scheduled seen{};
   };
@@ -174,6 +183,8 @@ class Scheduler {
     bool samples = false;
   };
 
+  // The first that waits and may have its blocks now.
+  std::deque<Request*>::iterator next_to_admit();
   bool admit(Request& request, Instant now, Effects& effects);
   void receive(Request& request, const DecodeLeg& leg, Effects& effects);
   bool grow(Request& request, Effects& effects);
@@ -193,8 +204,8 @@ class Scheduler {
   BlockPool pool_;
   Counts counts_;
   std::map<RequestId, Request> requests_;
-  std::set<TransferKey> transfers_;  // of the requests
-  std::deque<Request*> waiting_;     // by arrival; the preempted first
+  std::map<TransferKey, Request*> transfers_;  // of the requests
+  std::deque<Request*> waiting_;               // by arrival; the preempted first
   std::deque<Request*> ready_;
   std::vector<Request*> running_;  // oldest first
   std::vector<InStep> in_step_;

@@ -36,6 +36,9 @@ class World {
     ended.error = error;
     scheduler.on(EngineEvent(ended), now, effects);
   }
+  void await_ended(const TransferId& transfer_id) {
+    scheduler.on(EngineEvent(AwaitEnded{transfer_id, kProducer}), now, effects);
+  }
   void send_ended(const RequestId& id) {
     SendEnded ended{};
     ended.request = id;
@@ -418,6 +421,92 @@ TEST(Scheduler, NamesEachBlockAsTakenBeforeItIsUsed) {
 
   EXPECT_EQ(std::set<BlockId>(world.effects.taken.begin(), world.effects.taken.end()), used);
   EXPECT_EQ(used.size(), 3u);
+}
+
+// Reserving.
+
+TEST(Reserving, SaysAtOnceThatARequestWaitsAndTakesBlocksWhenItsPrefillBegins) {
+  SchedulerOptions options = kSmall;
+  options.reserve = Reserve::kAdmitted;
+  World world(options);
+  world.arrive("d", prompt_of(9), 1, DecodeLeg{"x", kProducer});
+
+  ASSERT_THAT(world.told<Await>(), SizeIs(1));
+  EXPECT_EQ(world.told<Await>()[0].transfer_id, "x");
+  EXPECT_THAT(world.step(), IsEmpty());
+  EXPECT_THAT(world.told<Receive>(), IsEmpty());
+
+  world.await_ended("x");
+  world.step();
+  EXPECT_THAT(world.told<Receive>(), SizeIs(1));
+  world.receive_ended("d");
+  world.run();
+  EXPECT_EQ(world.finished(), 1u);
+  EXPECT_TRUE(world.is_empty());
+}
+
+// Shows E9.
+TEST(Reserving, LetsOthersPassARequestWhosePrefillHasNotBegun) {
+  SchedulerOptions options = kSmall;
+  options.reserve = Reserve::kAdmitted;
+  World world(options);
+  world.arrive("later", prompt_of(9), 1, DecodeLeg{"x", kProducer});
+  world.arrive("sooner", prompt_of(9, 1), 1, DecodeLeg{"y", kProducer});
+  world.arrive("local", prompt_of(5, 2));
+  world.await_ended("y");
+
+  EXPECT_THAT(world.step(), ElementsAre(std::pair("local", 5)));
+
+  ASSERT_THAT(world.told<Receive>(), SizeIs(1));
+  EXPECT_EQ(world.told<Receive>()[0].request, "sooner");
+}
+
+TEST(Reserving, IsEarlyWhileATenthOfThePoolStaysFree) {
+  World world({.block_count = 10, .block_tokens = 4, .reserve = Reserve::kAuto});
+  world.arrive("fits", prompt_of(33), 1, DecodeLeg{"x", kProducer});
+  world.arrive("waits", prompt_of(4, 1), 1, DecodeLeg{"y", kProducer});
+
+  world.step();
+
+  ASSERT_THAT(world.told<Receive>(), SizeIs(1));
+  EXPECT_EQ(world.told<Receive>()[0].request, "fits");
+  world.await_ended("y");
+  world.step();
+  EXPECT_THAT(world.told<Receive>(), SizeIs(2));
+}
+
+TEST(Reserving, IsEarlyWhenToldSo) {
+  World world({.block_count = 9, .block_tokens = 4, .reserve = Reserve::kEarly});
+  world.arrive("d", prompt_of(33), 1, DecodeLeg{"x", kProducer});
+
+  world.step();
+
+  EXPECT_THAT(world.told<Receive>(), SizeIs(1));
+}
+
+TEST(Reserving, DeclinesWhatIsAbortedInTheQueueAndHearsOfItLate) {
+  SchedulerOptions options = kSmall;
+  options.reserve = Reserve::kAdmitted;
+  World world(options);
+  world.arrive("d", prompt_of(9), 1, DecodeLeg{"x", kProducer});
+  world.abort("d");
+
+  world.await_ended("x");
+
+  EXPECT_THAT(world.told<Decline>(), SizeIs(1));
+  EXPECT_TRUE(world.is_empty());
+}
+
+TEST(Reserving, SaysOnceThatAPrefillBegins) {
+  World world(kSmall);
+  world.arrive("p", prompt_of(9), 3, PrefillLeg{"x"});
+
+  EXPECT_THAT(world.told<Admit>(), IsEmpty());
+  world.run();
+
+  ASSERT_THAT(world.told<Admit>(), SizeIs(1));
+  EXPECT_EQ(world.told<Admit>()[0].transfer_id, "x");
+  EXPECT_THAT(world.told<Send>(), SizeIs(1));
 }
 
 }  // namespace

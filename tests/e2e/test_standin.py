@@ -318,3 +318,22 @@ def test_a_flag_that_cannot_work_is_one_line_and_status_2(flags, what):
     assert ended.returncode == 2
     assert what in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+# Shows E10.
+def test_requests_that_queue_for_longer_than_a_lease_lose_no_kv():
+    prompts = [prompt(3 * BLOCK - 4, seed) for seed in range(128)]
+    with EngineProcess("both") as engine:
+        expected = [text_of(sent) for sent in [engine.complete(one, 1) for one in prompts]]
+    times = ("--lease-ms", "200", "--hold-ms", "200", "--no-prefix-caching")
+    with EngineProcess("prefill", *times) as p:
+        # Room for one request, which takes longer than a hundredth of what the queue must.
+        with EngineProcess("decode", *times, "--blocks", "4", "--step-ms", "8") as d:
+            with RouterProcess([p.with_directory], [d.address]) as router:
+                begun = time.monotonic()
+                calls = [router.post("/v1/completions", {"prompt": one, "max_tokens": 1}) for one in prompts]
+                assert [text_of(sent) for sent in calls] == expected
+                assert time.monotonic() - begun > 4 * 0.2, "the last one waited for longer than lease and hold time"
+                assert d.prompt_tokens("computed") == len(prompts), "of each prompt the last token, and no other"
+                p.wait_for_rest()
+                d.wait_for_rest()
