@@ -94,9 +94,9 @@ void Simulation::ask_for(std::uint64_t number, Random& random, Duration wait) {
   const std::uint32_t who_does_not = places[random.below(places.size())];
   const bool is_aborted = has(Trouble::kAbort, random, shape_.abort_one_in);
   const bool is_queued = random.below(2) == 0;
-  const Duration queue = random.below(4) == 0 ? part_of(shape_.protocol.hold_limit, random) : Duration{};
+  const Duration queue = random.below(4) == 0 ? part_of(shape_.protocol.hold_limit / 2, random) : Duration{};
   const Instant queued = world_.now() + part_of(wait, random);
-  const Instant asked = world_.now() + wait + (is_queued && !is_calm_ ? queue : Duration{});
+  const Instant asked = world_.now() + wait + (is_queued ? queue : Duration{});
   const Instant aborted = asked + part_of(part_of(3 * shape_.protocol.lease, random), random);
   for (const std::uint32_t place : places) {
     const bool is_declined = nobody_needs_it || (one_does_not && place == who_does_not);
