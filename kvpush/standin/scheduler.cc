@@ -71,10 +71,8 @@ void Scheduler::on(const Arrival& arrival, Instant now, Effects& effects) {
   request.seen = seen_of(arrival, now);
   waiting_.push_back(&request);
   if (transfer) transfers_.emplace(*transfer, &request);
-  if (request.is_local) return;
-  request.is_awaited = true;
-  const auto& [transfer_id, producer] = std::get<DecodeLeg>(arrival.leg);
-  effects.commands.emplace_back(Await{transfer_id, producer});
+  request.arrived = ++arrived_last_;
+  if (!request.is_local) await(request, effects);
 }
 
 void Scheduler::on(const Abort& abort, Instant, Effects& effects) {
@@ -149,8 +147,11 @@ std::vector<Work> Scheduler::step(Instant now, Effects& effects) {
       ready_.pop_front();
       request->seen.first_step = now;
       tell_seen(*request, effects);
-    } else if (const auto next = has_preempted ? waiting_.end() : next_to_admit();
-               next != waiting_.end() && admit(**next, now, effects)) {
+    } else if (const auto next = has_preempted ? waiting_.end() : next_to_admit(); next != waiting_.end()) {
+      if (!admit(**next, now, effects)) {
+        if (!(*next)->is_awaited) make_way(effects);
+        break;
+      }
       request = *next;
       waiting_.erase(next);
       if (request->state == State::kReceiving) continue;
@@ -183,6 +184,36 @@ std::deque<Scheduler::Request*>::iterator Scheduler::next_to_admit() {
     const std::size_t kept = options_.block_count / kSpareParts + blocks_for(request->keys.size());
     return options_.reserve == Reserve::kAuto && pool_.free_blocks() >= kept;
   });
+}
+
+void Scheduler::make_way(Effects& effects) {
+  Request* youngest = nullptr;
+  for (auto& [id, request] : requests_) {
+    if (request.gives_way) return;  // one at a time
+    const bool is_possible = request.state == State::kReceiving && request.is_early && !request.is_aborted;
+    if (is_possible && (youngest == nullptr || request.arrived > youngest->arrived)) youngest = &request;
+  }
+  if (youngest == nullptr) return;
+  youngest->gives_way = true;
+  effects.commands.emplace_back(Abandon{youngest->id});
+}
+
+void Scheduler::wait_again(Request& request, Effects& effects) {
+  pool_.give_back(request.blocks);
+  request.blocks.clear();
+  request.computed = 0;
+  request.state = State::kWaiting;
+  request.gives_way = false;
+  waiting_.push_back(&request);
+  await(request, effects);
+}
+
+// Its producer keeps the KV and says when there will be some.
+void Scheduler::await(Request& request, Effects& effects) {
+  request.is_local = false;
+  request.is_awaited = true;
+  const auto& [transfer_id, producer] = std::get<DecodeLeg>(request.leg);
+  effects.commands.emplace_back(Await{transfer_id, producer});
 }
 
 // False, and nothing has changed, while there are no blocks for all of its tokens. Otherwise it runs or receives.
@@ -218,6 +249,7 @@ void Scheduler::receive(Request& request, const DecodeLeg& leg, Effects& effects
     return;
   }
   request.state = State::kReceiving;
+  request.is_early = request.is_awaited;
   effects.commands.emplace_back(Receive{request.id, leg.transfer_id, leg.producer, wanted, {pack(request.blocks)}});
 }
 
@@ -305,6 +337,8 @@ void Scheduler::received(Request& request, const ReceiveEnded& event, Instant no
   request.is_local = true;
   request.seen.reported = now;
   if (request.is_aborted) return end(request, effects);
+  if (event.error && request.gives_way) return wait_again(request, effects);
+  request.gives_way = false;
   if (event.error) {
     effects.answers.emplace_back(AnswerFailed{request.id, {*event.error, "the KV of its prompt did not come"}});
     return end(request, effects);

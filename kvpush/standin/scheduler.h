@@ -90,7 +90,9 @@ struct Effects {
 // When a request whose KV comes from elsewhere takes its blocks. Early ones are idle while the prompt waits for its
 // prefill, and two full pools can wait for each other; late ones add the way of a message to the first token.
 enum class Reserve : std::uint8_t {
-  kAuto,      // at once while that leaves a tenth of the pool free, otherwise as kAdmitted
+  // At once while that leaves a tenth of the pool free, otherwise as kAdmitted; and gives them back when one whose
+  // prefill has begun needs them.
+  kAuto,
   kEarly,     // at once
   kAdmitted,  // when its prefill has its own blocks, or there is nothing to wait for
 };
@@ -166,6 +168,7 @@ class Scheduler {
     RequestId id;
     std::uint32_t prompt_tokens = 0;
     std::uint32_t output_tokens_max = 0;
+    std::uint64_t arrived = 0;  // grows
     Leg leg{};
     std::vector<PrefixKey> keys;  // of the prompt's and the answer's tokens
     std::vector<BlockId> blocks;
@@ -174,6 +177,8 @@ class Scheduler {
     State state = State::kWaiting;
     bool is_local = false;    // nothing is to be received, or no longer
     bool is_awaited = false;  // its prefill has not begun, as far as is known
+    bool is_early = false;    // nor had it when it took its blocks
+    bool gives_way = false;   // it was told to stop receiving, and then waits again
     bool is_aborted = false;
     Scheduled seen{};
   };
@@ -185,6 +190,10 @@ class Scheduler {
 
   // The first that waits and may have its blocks now.
   std::deque<Request*>::iterator next_to_admit();
+  // Takes blocks from one that took them early: its prefill may wait for what waits here.
+  void make_way(Effects& effects);
+  void await(Request& request, Effects& effects);
+  void wait_again(Request& request, Effects& effects);
   bool admit(Request& request, Instant now, Effects& effects);
   void receive(Request& request, const DecodeLeg& leg, Effects& effects);
   bool grow(Request& request, Effects& effects);
@@ -205,7 +214,8 @@ class Scheduler {
   Counts counts_;
   std::map<RequestId, Request> requests_;
   std::map<TransferKey, Request*> transfers_;  // of the requests
-  std::deque<Request*> waiting_;               // by arrival; the preempted first
+  std::uint64_t arrived_last_ = 0;
+  std::deque<Request*> waiting_;  // by arrival; the preempted first
   std::deque<Request*> ready_;
   std::vector<Request*> running_;  // oldest first
   std::vector<InStep> in_step_;

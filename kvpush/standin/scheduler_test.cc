@@ -475,6 +475,33 @@ TEST(Reserving, IsEarlyWhileATenthOfThePoolStaysFree) {
   EXPECT_THAT(world.told<Receive>(), SizeIs(2));
 }
 
+// Shows E9.
+TEST(Reserving, GivesEarlyBlocksToARequestWhosePrefillHasBegun) {
+  World world({.block_count = 20, .block_tokens = 4, .reserve = Reserve::kAuto});
+  world.arrive("early", prompt_of(60), 1, DecodeLeg{"x", kProducer});
+  world.arrive("begun", prompt_of(60, 1), 1, DecodeLeg{"y", kProducer});
+  world.step();
+  world.await_ended("y");
+  world.step();
+  world.step();
+  ASSERT_THAT(world.told<Abandon>(), SizeIs(1));
+  EXPECT_EQ(world.told<Abandon>()[0].request, "early");
+
+  world.receive_ended("early", ErrorCode::kAborted);
+  world.step();
+  world.receive_ended("begun");
+  world.run();
+  EXPECT_EQ(world.finished(), 1u);
+  EXPECT_THAT(world.told<Await>(), SizeIs(3)) << "the first waits again";
+
+  world.await_ended("x");
+  world.step();
+  world.receive_ended("early");
+  world.run();
+  EXPECT_EQ(world.finished(), 2u);
+  EXPECT_TRUE(world.is_empty());
+}
+
 TEST(Reserving, IsEarlyWhenToldSo) {
   World world({.block_count = 9, .block_tokens = 4, .reserve = Reserve::kEarly});
   world.arrive("d", prompt_of(33), 1, DecodeLeg{"x", kProducer});

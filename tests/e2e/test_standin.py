@@ -326,14 +326,13 @@ def test_requests_that_queue_for_longer_than_a_lease_lose_no_kv():
     with EngineProcess("both") as engine:
         expected = [text_of(sent) for sent in [engine.complete(one, 1) for one in prompts]]
     times = ("--lease-ms", "200", "--hold-ms", "200", "--no-prefix-caching")
-    with EngineProcess("prefill", *times) as p:
-        # Room for one request, which takes longer than a hundredth of what the queue must.
-        with EngineProcess("decode", *times, "--blocks", "4", "--step-ms", "8") as d:
-            with RouterProcess([p.with_directory], [d.address]) as router:
-                begun = time.monotonic()
-                calls = [router.post("/v1/completions", {"prompt": one, "max_tokens": 1}) for one in prompts]
-                assert [text_of(sent) for sent in calls] == expected
-                assert time.monotonic() - begun > 4 * 0.2, "the last one waited for longer than lease and hold time"
-                assert d.prompt_tokens("computed") == len(prompts), "of each prompt the last token, and no other"
-                p.wait_for_rest()
-                d.wait_for_rest()
+    # Room for one request, which takes longer than a hundredth of what the queue must.
+    decode = EngineProcess("decode", *times, "--blocks", "4", "--step-ms", "8")
+    with EngineProcess("prefill", *times) as p, decode as d, RouterProcess([p.with_directory], [d.address]) as router:
+        begun = time.monotonic()
+        calls = [router.post("/v1/completions", {"prompt": one, "max_tokens": 1}) for one in prompts]
+        assert [text_of(sent) for sent in calls] == expected
+        assert time.monotonic() - begun > 4 * 0.2, "the last one waited for longer than lease and hold time"
+        assert d.prompt_tokens("computed") == len(prompts), "of each prompt the last token, and no other"
+        p.wait_for_rest()
+        d.wait_for_rest()
