@@ -208,6 +208,7 @@ void AgentCore::carry_out(const Receive& command, Instant now) {
   if (accepted) return;
   log(LogLevel::kWarning, fmt::format("request {} (transfer {}) cannot receive: {}", command.request,
                                       command.transfer_id, accepted.error().what));
+  consumer_.on(Decline{command.transfer_id, command.producer}, now, actions_);  // or it would be awaited for ever
   tell(ReceiveEnded{command.request,
                     command.transfer_id,
                     accepted.error().code,

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpush.types import Abandon, Cancel, Command, Receive, Scheduled, Send
+from kvpush.types import Abandon, Admit, Await, Cancel, Command, Decline, Receive, Scheduled, Send, Withdraw
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.scheduler import Engine, Progress, SchedulerHalf
 from kvpush.vllm.worker import Results, WorkerHalf
@@ -21,11 +21,16 @@ BLOCK = 16
 
 
 class FakeAgent:
-    """Keeps what it is told; a test says what ends and how. An abandoned request ends at once unless `slow`."""
+    """Keeps what it is told; a test says what ends and how. An abandoned request ends at once unless `slow`.
+
+    Each Await must be followed by a Receive or Decline, and each Admit by a Send or Withdraw.
+    """
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.live: dict[str, str] = {}
+        self.awaited: dict[Await, bool] = {}  # whether its event was there
+        self.admitted: set[str] = set()
         self.events: list[tuple[str, str, str | None, int, float]] = []
         self.waits: list[float] = []
         self.full = False
@@ -40,6 +45,7 @@ class FakeAgent:
             if isinstance(command, Receive | Send):
                 assert command.request not in self.live, "an agent hears of a request once"
                 self.live[command.request] = "receive" if isinstance(command, Receive) else "send"
+            self._follow(command)
             if isinstance(command, Abandon | Cancel) and command.request in self.live:
                 if not self.slow:
                     self.end(command.request, "aborted")
@@ -62,6 +68,28 @@ class FakeAgent:
         moved = (0, 0.0) if error else (4096, 0.25)
         self.cancelled.discard(request)
         self.events.append((self.live.pop(request), request, error, *moved))
+
+    def end_await(self, awaited: Await) -> None:
+        """Its prefill has begun."""
+        if not self.awaited[awaited]:
+            self.awaited[awaited] = True
+            self.events.append(("await", awaited.transfer_id, None, 0, 0.0))
+
+    def _follow(self, command: Command) -> None:
+        match command:
+            case Await():
+                assert command not in self.awaited, "a transfer is awaited once"
+                self.awaited[command] = False
+            case Receive() | Decline():
+                awaited = Await(command.transfer_id, command.host, command.port)
+                if awaited in self.awaited:
+                    self.end_await(awaited)
+                    del self.awaited[awaited]
+            case Admit():
+                assert command.transfer_id not in self.admitted, "a prefill begins once"
+                self.admitted.add(command.transfer_id)
+            case Send() | Withdraw():
+                self.admitted.discard(command.transfer_id)
 
     def told(self, kind: type) -> list[Any]:
         return [command for command in self.commands if isinstance(command, kind)]
@@ -308,6 +336,7 @@ class FakeEngine:
 
     def assert_nothing_left(self) -> None:
         assert not self.requests and not self.agent.live and not self.has_work()
+        assert not self.agent.awaited and not self.agent.admitted
         assert len(self.free) == self.block_count, "blocks were lost"
         assert self.half.requests() == 0 and not self.half._transfers and self.worker.outstanding() == 0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from engine import BLOCK, FakeEngine, decode_params, prefill_params
 
-from kvpush.types import ABSENT, Abandon, Cancel, Decline, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, Admit, Await, Cancel, Decline, Receive, Send, Withdraw
 from kvpush.vllm.scheduler import tables
 
 both_depths = pytest.mark.parametrize("depth", [1, 2], ids=["one batch", "two batches in flight"])
@@ -167,6 +167,127 @@ def test_a_second_request_for_a_transfer_in_use_is_refused():
     assert retry.outcome == "stopped"
 
 
+# Decode, in the queue.
+
+
+def queued_decode(engine, id="d", transfer_id="t", prompt=100):
+    """A request that finds no free blocks until "first" has ended."""
+    engine.add("first", 100, None, output=1000)
+    engine.step()
+    assert len(engine.free) < 7
+    request = engine.add(id, prompt, decode_params(transfer_id))
+    engine.step()
+    assert request.status == "waiting"
+    return request
+
+
+@both_depths
+def test_decode_that_waits_for_blocks_says_so_once_and_receives_when_it_has_them(depth):
+    engine = FakeEngine(depth=depth, blocks=10)
+    queued_decode(engine)
+    for _ in range(5):
+        engine.step()
+    assert engine.agent.commands == [Await("t", "10.0.0.2", 4712)]
+
+    engine.abort("first")
+    while not engine.agent.told(Receive):
+        engine.step()
+    assert [type(command) for command in engine.agent.commands] == [Await, Receive]
+    engine.agent.end("d")
+    engine.run()
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_decode_that_gets_its_blocks_in_the_step_after_its_arrival_is_not_awaited(depth):
+    engine = FakeEngine(depth=depth)
+    engine.add("d", 100, decode_params())
+    engine.step()
+    engine.agent.end("d")
+    engine.run()
+    assert [type(command) for command in engine.agent.commands] == [Receive]
+
+
+@both_depths
+@pytest.mark.parametrize("told", [False, True], ids=["while it waits", "when its prefill has begun"])
+def test_abort_of_a_decode_in_the_queue_declines_what_was_awaited(depth, told):
+    engine = FakeEngine(depth=depth, blocks=10)
+    queued_decode(engine)
+    if told:
+        engine.agent.end_await(Await("t", "10.0.0.2", 4712))
+    engine.abort("d")
+    engine.abort("first")
+    engine.run()
+
+    assert engine.agent.commands == [Await("t", "10.0.0.2", 4712), Decline("t", "10.0.0.2", 4712)]
+    engine.assert_nothing_left()
+
+
+def test_abort_before_a_step_was_taken_awaits_nothing():
+    engine = FakeEngine()
+    engine.half.arrived("d", 100, decode_params())
+    engine.half.finished("d", False, ([],))
+    assert engine.half.take_step().commands == [Decline("t", "10.0.0.2", 4712)]
+    assert engine.half.take_step().commands == []
+
+
+def test_decode_whose_prompt_was_cached_while_it_waited_declines():
+    engine = FakeEngine(blocks=10)
+    request = queued_decode(engine, prompt=6 * BLOCK + 1)
+    request.cached = 6 * BLOCK
+    engine.abort("first")
+    engine.run()
+
+    assert [type(command) for command in engine.agent.commands] == [Await, Decline]
+    engine.assert_nothing_left()
+
+
+def test_only_requests_that_can_receive_are_awaited():
+    engine = FakeEngine(blocks=10)
+    queued_decode(engine, "0_cmpl-x-0-0123abcd")
+    for id, params in [
+        ("1_cmpl-x-0-0123abcd", decode_params()),
+        ("again", decode_params()),
+        ("bad", {"do_remote_prefill": True}),
+        ("prefill", prefill_params("p")),
+        ("plain", None),
+    ]:
+        engine.add(id, 100, params)
+    engine.step()
+    assert engine.agent.commands == [Await("t", "10.0.0.2", 4712)]
+
+
+def test_the_end_of_an_await_is_no_end_of_a_request_of_that_name():
+    engine = FakeEngine(blocks=17)
+    engine.add("t", 100, decode_params("other"))
+    queued_decode(engine, "d", "t")
+    engine.agent.end_await(Await("t", "10.0.0.2", 4712))
+    for _ in range(3):
+        engine.step()
+
+    assert engine.requests["t"].status == "remote"
+    assert not engine.worker.counts
+    engine.agent.end("t")
+    engine.abort("first")
+    while "d" not in engine.agent.live:
+        engine.step()
+    engine.agent.end("d")
+    engine.run()
+    assert [engine.ended[id].outcome for id in ("t", "d")] == ["stopped", "stopped"]
+    engine.assert_nothing_left()
+
+
+def test_the_end_of_an_await_lets_no_step_overwrite_what_is_read():
+    engine = FakeEngine(depth=2)
+    engine.agent.slow = True
+    early_prefill(engine)
+    engine.agent.wait = lambda limit_s: bool(engine.agent.events)  # writes of what was cancelled go on
+    engine.agent.events.append(("await", "p", None, 0, 0.0))
+    engine.preempt("p")
+    engine.execute({})
+    assert engine.worker.counts["unfenced"] == 1
+
+
 # Aborts of decode, at each point.
 
 
@@ -174,11 +295,11 @@ def test_abort_before_blocks_declines():
     engine = FakeEngine(blocks=2)
     engine.add("d", 100, decode_params())
     engine.step()
-    assert engine.agent.commands == []
+    assert not engine.agent.told(Decline)
     engine.abort("d")
     engine.run()
 
-    assert engine.agent.commands == [Decline("t", "10.0.0.2", 4712)]
+    assert engine.agent.told(Decline) == [Decline("t", "10.0.0.2", 4712)]
     engine.assert_nothing_left()
 
 
@@ -277,7 +398,7 @@ def test_prefill_sends_its_prompt_and_tells_where_it_is(depth):
     engine.chunk = 40
     request = engine.add("p", 100, prefill_params())
     while request.status != "finished":
-        assert engine.agent.commands == []
+        assert not engine.agent.told(Send)
         engine.step()
     engine.step()
 
@@ -395,6 +516,23 @@ def test_preemption_and_abort_of_an_early_send_report_it_once():
     assert engine.worker.outstanding() == 0
 
 
+def test_preemption_and_abort_withdraw_an_early_send_that_the_agent_never_heard_of():
+    engine = FakeEngine(depth=2)
+    engine.add("p", 100, prefill_params())
+    engine.execute(engine.schedule())
+    assert engine.agent.admitted == {"t"}
+    engine.agent.full = True
+    engine.execute(engine.schedule())
+    engine.agent.full = False
+    engine.preempt("p")
+    engine.abort("p")
+    engine.execute({})
+
+    assert not engine.agent.told(Send)
+    assert engine.agent.told(Withdraw) == [Withdraw("t")]
+    assert not engine.agent.admitted
+
+
 def test_a_preempted_send_that_does_not_end_in_time_is_counted():
     engine = FakeEngine(depth=2)
     early_prefill(engine)
@@ -449,7 +587,23 @@ def test_abort_of_prefill_withdraws_and_frees_at_once(depth, steps):
     assert not request.blocks
     engine.run()
 
-    assert engine.agent.commands == [Withdraw("t")]
+    assert engine.agent.commands == [Admit("t")] * (steps > 0) + [Withdraw("t")]
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_prefill_that_has_its_blocks_says_so_before_it_sends(depth):
+    engine = FakeEngine(depth=depth)
+    engine.chunk = 40
+    engine.add("p", 100, prefill_params())
+    engine.step()
+    assert engine.agent.commands == [Admit("t")]
+    while not engine.agent.told(Send):
+        engine.step()
+    engine.agent.end("p")
+    engine.run()
+
+    assert [type(command) for command in engine.agent.commands] == [Admit, Send]
     engine.assert_nothing_left()
 
 
@@ -467,6 +621,7 @@ def test_preempted_prefill_sends_once_and_what_it_computed_last():
 
     (send,) = engine.agent.told(Send)
     assert send.tables[0].tolist() == request.blocks != old
+    assert engine.agent.told(Admit) == [Admit("t")]
     engine.agent.end("p")
     engine.run()
     engine.assert_nothing_left()
@@ -649,6 +804,7 @@ def test_no_order_of_events_ends_the_engine_or_leaves_anything(seed):
     engine.chunk = chance.choice([7, 40, 1000])
     engine.agent.slow = chance.random() < 0.5
     kinds = [lambda i: decode_params(f"t{i}"), lambda i: prefill_params(f"t{i}"), lambda i: None]
+    kinds += [lambda i: decode_params(f"cmpl-{i}-0-0123abcd")]  # as one of the request ids
     kinds += [lambda i: decode_params("same"), lambda i: {"do_remote_prefill": True}, lambda i: prefill_params(None)]
     for i in range(300):
         what = chance.random()
@@ -664,7 +820,9 @@ def test_no_order_of_events_ends_the_engine_or_leaves_anything(seed):
             running = [request.id for request in engine.requests.values() if request.status == "running"]
             if running:
                 engine.preempt(chance.choice(running))
-        elif what < 0.6:
+        elif what < 0.58 and engine.agent.awaited:
+            engine.agent.end_await(chance.choice(list(engine.agent.awaited)))
+        elif what < 0.62:
             engine.agent.full = not engine.agent.full
         else:
             engine.step()

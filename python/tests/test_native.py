@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvpush import Agent, DirectoryServer, Error
-from kvpush.types import ABSENT, Abandon, Decline, Event, Plane, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, Admit, Await, Decline, Event, Plane, Receive, Send, Withdraw
 
 LAYERS, BLOCKS, HEADS, SLOTS, ROW = 2, 10, 2, 16, 32
 LIMIT_S = 10.0
@@ -158,6 +158,32 @@ def test_a_withdrawn_transfer_fails_the_receive(pair):
     assert decode.event("d") == "aborted"
 
 
+def test_who_awaits_a_transfer_hears_once_that_its_prefill_begins_and_can_receive_then(pair):
+    prefill, decode = pair
+    awaited = Await("t", "127.0.0.1", prefill.directory.port)
+    decode.agent.submit([awaited])
+    prefill.agent.submit([Admit("t")])
+    assert decode.event("t") is None
+    assert decode.events["t"] == Event("await", "t", None, 0, 0.0)
+
+    prefill.agent.submit([Send("p", "t", 16, ids(1))])
+    decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(2))])
+    assert decode.event("d") is None
+    assert prefill.event("p") is None
+    assert torch.equal(decode.cache[:, 2], prefill.cache[:, 1])
+
+
+@pytest.mark.parametrize("in_one_call", [True, False])
+def test_an_await_that_is_declined_ends_and_gives_the_blocks_back(pair, in_one_call):
+    prefill, decode = pair
+    prefill.agent.submit([Send("p", "t", 16, ids(1))])
+    commands = [kind("t", "127.0.0.1", prefill.directory.port) for kind in (Await, Decline)]
+    for some in [commands] if in_one_call else [[one] for one in commands]:
+        decode.agent.submit(some)
+    assert decode.event("t") is None
+    assert prefill.event("p") is None
+
+
 def test_an_abandoned_receive_ends(pair):
     prefill, decode = pair
     decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(1)), Abandon("d"), Abandon("unknown")])
@@ -168,6 +194,16 @@ def test_a_receive_that_cannot_be_carried_out_ends_with_an_error(pair):
     prefill, decode = pair
     decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(BLOCKS))])
     assert decode.event("d") == "bad_message"
+
+
+def test_an_awaited_receive_that_cannot_be_carried_out_lets_prefill_go(pair):
+    prefill, decode = pair
+    prefill.agent.submit([Send("p", "t", 16, ids(1))])
+    decode.agent.submit([Await("t", "127.0.0.1", prefill.directory.port)])
+    decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(BLOCKS))])
+    assert decode.event("d") == "bad_message"
+    assert decode.event("t") is None
+    assert prefill.event("p") is None
 
 
 def test_engines_that_pack_differently_refuse_each_other(pair):

@@ -18,7 +18,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvpush.types import ABSENT, Abandon, BlockTables, Cancel, Command, Decline, Receive, Scheduled, Send, Withdraw
+from kvpush.types import (
+    ABSENT,
+    Abandon,
+    Admit,
+    Await,
+    BlockTables,
+    Cancel,
+    Command,
+    Decline,
+    Receive,
+    Scheduled,
+    Send,
+    Withdraw,
+)
 from kvpush.vllm import params as transfer_params
 from kvpush.vllm.metadata import Step
 from kvpush.vllm.params import BadParams, DecodeLeg, PrefillLeg
@@ -124,6 +137,7 @@ class SchedulerHalf:
         self._made_ids: OrderedDict[str, str] = OrderedDict()
         self._decodes: dict[str, Decode] = {}
         self._prefills: dict[str, Prefill] = {}
+        self._arrivals: dict[str, DecodeLeg] = {}  # since the last step; of those that have no blocks yet
         self._computed: list[str] = []  # their prompts are whole when the step that was scheduled last has run
         self._early: dict[str, Prefill] = {}  # of those in _prefills: what the agents were told to send
         self._sending: dict[str, str] = {}  # request -> transfer id, from finish to report
@@ -171,6 +185,8 @@ class SchedulerHalf:
         prefill = self._prefills.get(request)
         if prefill is not None and prefill.admitted is None:
             prefill.admitted = self._clock()
+            self._commands.append(Admit(prefill.transfer_id))
+        self._arrivals.pop(request, None)
         decode = self._decodes.get(request)
         if decode is None:
             return
@@ -213,7 +229,8 @@ class SchedulerHalf:
         else:
             self._commands.append(self._send(request, prefill, block_ids))
         if not complete:
-            self._commands.append(Cancel(request))
+            # Withdraw is for a send that a fence kept from the agent, which ignores it otherwise.
+            self._commands += [Cancel(request), Withdraw(prefill.transfer_id)]
             return True, None
         return True, {
             "do_remote_prefill": True,
@@ -243,7 +260,12 @@ class SchedulerHalf:
     def take_step(
         self, progress: Iterable[Progress] = (), preempted: Iterable[str] = (), *, idle: bool = False
     ) -> Step:
-        """build_connector_meta: everything since the last call."""
+        """build_connector_meta: everything since the last call.
+
+        A decode leg that arrived since then and has no blocks yet waits in vLLM's queue, for longer than the step.
+        """
+        self._commands += [Await(leg.transfer_id, leg.host, leg.port) for leg in self._arrivals.values()]
+        self._arrivals.clear()
         fenced = [request for request in preempted if self._preempted(request)]
         early = [self._send_early(request) for request in self._computed if request in self._prefills]
         self._computed = [one.request for one in progress if self._completes_prompt(one)]
@@ -273,6 +295,7 @@ class SchedulerHalf:
         if leg in self._transfers:
             raise BadParams(f"request {self._transfers[leg]} of this engine receives that transfer")
         self._transfers[leg] = request
+        self._arrivals[request] = leg
         self._decodes[request] = Decode(leg, prompt_tokens, None, self._clock())
 
     def _receive(
@@ -288,6 +311,7 @@ class SchedulerHalf:
         self._commands.append(Decline(decode.leg.transfer_id, decode.leg.host, decode.leg.port))
 
     def _decode_finished(self, request: str) -> None:
+        self._arrivals.pop(request, None)
         decode = self._decodes.pop(request, None)
         if decode is None:
             return

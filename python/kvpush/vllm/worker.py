@@ -80,7 +80,7 @@ class WorkerHalf:
         self._submit()
         until = time.monotonic() + FENCE_LIMIT_S
         while reading and self._agent.wait(max(0.0, until - time.monotonic())):
-            events = [Event(*event) for event in self._agent.take_events()]
+            events = self._take_events()
             reading.difference_update(event.request for event in events)
             self._ended += [event for event in events if event.request not in step.preempted]
             self._submit()
@@ -115,7 +115,7 @@ class WorkerHalf:
         results = Results(self._aborted, self._refused, set(self._refused))
         self._aborted, self._refused = set(), set()
         ended, self._ended = self._ended, []
-        for event in (*ended, *map(Event._make, self._agent.take_events())):
+        for event in (*ended, *self._take_events()):
             self._end(results, event)
         return results
 
@@ -143,6 +143,11 @@ class WorkerHalf:
     def _submit(self) -> None:
         while self._unsent and self._agent.submit(self._unsent[:COMMANDS_PER_CALL]):
             del self._unsent[:COMMANDS_PER_CALL]
+
+    def _take_events(self) -> list[Event]:
+        """Without those of awaits: they name transfers, not requests, and vLLM gives blocks when its turn comes."""
+        events = map(Event._make, self._agent.take_events())
+        return [event for event in events if event.kind != "await"]
 
     def _end(self, results: Results, event: Event) -> None:
         kind, request, error = event.kind, event.request, event.error
