@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,6 +18,9 @@ namespace nb = nanobind;
 
 namespace kvpush::python {
 namespace {
+
+// Three decades, on either clock; nanoseconds of any sum of a few stay far from overflow.
+constexpr double kSecondsMax = 1e9;
 
 // Without conversions: what is no T raises TypeError and names `what`.
 template <class T>
@@ -168,6 +172,8 @@ RankLayout to_layout(const nb::list& planes) {
 }
 
 Duration to_duration(double seconds) {
+  // Also refuses what is no number.
+  if (!(std::abs(seconds) <= kSecondsMax)) throw nb::value_error("a time is a finite number of seconds below 10^9");
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
