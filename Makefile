@@ -34,4 +34,4 @@ bench-wire: ## compare transports with bare programs, perftest and NIXL alone (A
 	@.venv/bin/python bench/wire/wire.py $(ARGS)
 
 clean: ## remove what was built; what was installed stays
-	@rm -rf build/release build/dev build/tsan build/wheel build/check build/demo
+	@rm -rf build/release build/dev build/fuzz build/tsan build/wheel build/check build/demo

@@ -23,7 +23,8 @@ SHOWS = re.compile(r"\s*(?://|#) (.*\b)?Shows ([A-F]\d+(?:, [A-F]\d+)*)\.$")
 ID = re.compile(r"[A-F]\d+")
 CPP_TEST = re.compile(r"(?:TEST(?:_[FP])?|RC_GTEST_PROP)\((\w+), (([A-F]\d+)?\w+)")
 PYTHON_TEST = re.compile(r"(?:async )?def (test_\w+)\(")
-TESTS = re.compile(r".*_test\.cc|.*/test_\w+\.py|tests/protocol/.*\.txt")
+FUZZ_TARGET = re.compile(r'extern "C" int LLVMFuzzerTestOneInput\(.*\{')
+TESTS = re.compile(r".*_test\.cc|tests/fuzz/fuzz_\w+\.cc|.*/test_\w+\.py|tests/protocol/.*\.txt")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ def shown_in(path: str, text: str) -> Iterator[Shown]:
         elif match := CPP_TEST.match(line):
             if ids := (*pending, *((match[3],) if match[3] else ())):
                 yield Shown(path, f"{match[1]}.{match[2]}", ids)
+            pending = ()
+        elif FUZZ_TARGET.match(line):
+            if pending:
+                yield Shown(path, Path(path).stem, pending)
             pending = ()
         elif match := PYTHON_TEST.match(line):
             if pending:

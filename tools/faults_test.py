@@ -9,9 +9,16 @@ MATRIX = "## A. Blocks\nA1 | abort | pattern stays\nA2 | end | nothing is writte
 def test_a_row_lists_the_tests_that_show_it():
     cc = "// Shows A1, A2.\nTEST(Agent, Ends) {\nTEST_F(Leases, A2Waits) {\nTEST(Agent, Other) {\n"
     py = "# Shows A2.\n@mark\ndef test_it(x):\n"
+    fuzz = '// Any bytes. Shows A2.\nextern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data) {\n'
     txt = "# Lost before it came.\n# It comes again. Shows A1.\nworld P\n"
     made = faults.page(
-        {faults.MATRIX: MATRIX, "kvpush/a_test.cc": cc, "python/tests/test_b.py": py, "tests/protocol/c.txt": txt}
+        {
+            faults.MATRIX: MATRIX,
+            "kvpush/a_test.cc": cc,
+            "python/tests/test_b.py": py,
+            "tests/fuzz/fuzz_c.cc": fuzz,
+            "tests/protocol/c.txt": txt,
+        }
     )
 
     first, second = made.split("**A1** ")[1].split("**A2** ")
@@ -24,6 +31,7 @@ def test_a_row_lists_the_tests_that_show_it():
         "- Agent.Ends (`kvpush/a_test.cc`)",
         "- Leases.A2Waits (`kvpush/a_test.cc`)",
         "- test_it (`python/tests/test_b.py`)",
+        "- fuzz_c (`tests/fuzz/fuzz_c.cc`)",
     ]
 
 
