@@ -7,13 +7,14 @@ import statistics
 import threading
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import prompts
 import servers
-from deployment import TOKENS, Pair, Reference, ask_worker
+from deployment import OPTIONS, TOKENS, Pair, Reference, ask_worker
 from kvpush import trace
 
 AT_ONCE = 8
@@ -129,6 +130,29 @@ def test_decode_holds_the_bytes_that_prefill_computed(pair, reference, tmp_path:
         assert elements[0] == elements[1] > 0
         assert elements[0] % count == 0, "as many elements of each token"
         assert dumps[0].read_bytes() == dumps[1].read_bytes(), f"KV of {prompt[:40]!r}, {count} tokens"
+
+
+@without_caching
+def test_prefill_knows_of_the_requests_that_queue_at_decode(pair, reference):
+    def expected() -> float:
+        text = servers.http_get(pair.p.directory_url + "/metrics")
+        return sum(servers.metric_values(text, "kvpush_expected_total", role="producer"))
+
+    def decode_runs() -> float:
+        return pair.d.metric("vllm:num_requests_running")
+
+    before, texts = expected(), prompts.STORIES[:4]
+    with ThreadPoolExecutor(OPTIONS.seqs_max) as pool:
+        others = [
+            pool.submit(servers.complete, pair.d.url, prompts.SHORT[0], 40 * TOKENS) for _ in range(OPTIONS.seqs_max)
+        ]
+        assert servers.wait_until(lambda: decode_runs() == OPTIONS.seqs_max, 30.0), "every place is taken"
+        got = pair.complete_all(texts, len(texts))
+        for other in others:
+            other.result()
+
+    assert differences(got, reference) == []
+    assert expected() - before == len(texts)
 
 
 # Shows E6.
