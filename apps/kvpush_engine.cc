@@ -31,6 +31,8 @@ struct Flags {
   std::string engine_id = "standin";
   std::string model = "standin";
   std::string transport = "auto";
+  std::string secret_file;
+  bool allow_unauthenticated = false;
   kvpush::KvShape kv;
   kvpush::SchedulerOptions scheduler;
   bool is_caching_off = false;
@@ -52,6 +54,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--engine-id", flags.engine_id, "its name in directory and metrics")->capture_default_str();
   app.add_option("--model", flags.model, "the model's name in answers")->capture_default_str();
   app.add_option("--transport", flags.transport, "auto, cma, nixl, ucx or loopback")->capture_default_str();
+  app.add_option("--secret-file", flags.secret_file, "the secret that peers must know too; docs/authentication.md");
+  app.add_flag("--allow-unauthenticated", flags.allow_unauthenticated, "listen beyond loopback without a secret");
   app.add_option("--blocks", flags.kv.block_count, "blocks of the KV cache")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
@@ -133,6 +137,8 @@ int main(int argc, char** argv) {
   kvpush::StandinOptions options{.engine_id = flags.engine_id,
                                  .model = flags.model,
                                  .role = roles.at(flags.role),
+                                 .secret_file = flags.secret_file,
+                                 .allow_unauthenticated = flags.allow_unauthenticated,
                                  .kv = flags.kv,
                                  .scheduler = flags.scheduler};
   options.scheduler.caches_prefixes = !flags.is_caching_off;

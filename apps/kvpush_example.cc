@@ -96,9 +96,15 @@ void for_each_row(const Cache& cache, const std::vector<BlockId>& blocks, std::u
   }
 }
 
-std::unique_ptr<Agent> open_agent(const std::string& name, const std::string& transport, const Cache& cache) {
-  AgentOptions options{.engine_id = name};
-  options.transports = must(transport_factories(transport), "the transport");
+struct Flags {
+  std::string transport = "auto";
+  std::string secret_file;
+  std::uint32_t tokens = 1000;
+};
+
+std::unique_ptr<Agent> open_agent(const std::string& name, const Flags& flags, const Cache& cache) {
+  AgentOptions options{.engine_id = name, .secret_file = flags.secret_file};
+  options.transports = must(transport_factories(flags.transport), "the transport");
   return must(Agent::open(options, cache.layout(), cache.regions()), "the agent");
 }
 
@@ -127,18 +133,19 @@ std::vector<BlockId> consumer_blocks(std::uint32_t tokens) {
   return blocks;
 }
 
-int run_producer(const std::string& transport, std::uint32_t tokens, int to_consumer) {
+int run_producer(const Flags& flags, int to_consumer) {
   const Cache cache;
-  const std::vector<BlockId> blocks = producer_blocks(tokens);
-  for_each_row(cache, blocks, tokens, [](std::byte* row, const std::byte* bytes) { memcpy(row, bytes, kInnerBytes); });
+  const std::vector<BlockId> blocks = producer_blocks(flags.tokens);
+  for_each_row(cache, blocks, flags.tokens,
+               [](std::byte* row, const std::byte* bytes) { memcpy(row, bytes, kInnerBytes); });
 
-  const std::unique_ptr<Agent> agent = open_agent("producer", transport, cache);
+  const std::unique_ptr<Agent> agent = open_agent("producer", flags, cache);
   const std::unique_ptr<DirectoryServer> directory = must(DirectoryServer::open({"127.0.0.1", 0}), "the directory");
   must(directory->set_ranks({agent->document()}), "the directory");
   const std::uint16_t port = directory->port();
   if (write(to_consumer, &port, sizeof port) != sizeof port) return 1;
 
-  submit(*agent, Send{"prefill-1", "transfer-1", tokens, {pack(blocks)}});
+  submit(*agent, Send{"prefill-1", "transfer-1", flags.tokens, {pack(blocks)}});
   const auto ended = std::get<SendEnded>(wait_for_event(*agent));
   fmt::print("producer: {} bytes of {} tokens, {}\n", ended.bytes, ended.tokens,
              ended.error ? error_name(*ended.error) : "delivered");
@@ -149,17 +156,17 @@ int run_producer(const std::string& transport, std::uint32_t tokens, int to_cons
   return !ended.error && is_stopped && status == 0 ? 0 : 1;
 }
 
-int run_consumer(const std::string& transport, std::uint32_t tokens, int from_producer) {
+int run_consumer(const Flags& flags, int from_producer) {
   std::uint16_t port = 0;
   if (read(from_producer, &port, sizeof port) != sizeof port) return 1;
   const Cache cache;
-  const std::vector<BlockId> blocks = consumer_blocks(tokens);
-  const std::unique_ptr<Agent> agent = open_agent("consumer", transport, cache);
+  const std::vector<BlockId> blocks = consumer_blocks(flags.tokens);
+  const std::unique_ptr<Agent> agent = open_agent("consumer", flags, cache);
 
-  submit(*agent, Receive{"decode-1", "transfer-1", {"127.0.0.1", port}, {0, tokens}, {pack(blocks)}});
+  submit(*agent, Receive{"decode-1", "transfer-1", {"127.0.0.1", port}, {0, flags.tokens}, {pack(blocks)}});
   const auto ended = std::get<ReceiveEnded>(wait_for_event(*agent));
   std::size_t wrong = 0;
-  for_each_row(cache, blocks, tokens, [&](const std::byte* row, const std::byte* bytes) {
+  for_each_row(cache, blocks, flags.tokens, [&](const std::byte* row, const std::byte* bytes) {
     wrong += memcmp(row, bytes, kInnerBytes) != 0 ? 1 : 0;
   });
   fmt::print("consumer: {} bytes of {} tokens, {}, {:.3f} ms from request to ready, {} rows differ\n", ended.bytes,
@@ -172,17 +179,17 @@ int run_consumer(const std::string& transport, std::uint32_t tokens, int from_pr
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App flags{"Pushes one prompt's KV from one process to another and compares every byte."};
-  std::string transport = "auto";
-  std::uint32_t tokens = 1000;
-  flags.add_option("--transport", transport, "auto, cma, nixl or ucx")->capture_default_str();
-  flags.add_option("--tokens", tokens, "length of the prompt")->check(CLI::Range(1u, kBlocks / 2 * kBlockTokens));
-  CLI11_PARSE(flags, argc, argv);
+  CLI::App app{"Pushes one prompt's KV from one process to another and compares every byte."};
+  Flags flags;
+  app.add_option("--transport", flags.transport, "auto, cma, nixl or ucx")->capture_default_str();
+  app.add_option("--secret-file", flags.secret_file, "what both must know; docs/authentication.md");
+  app.add_option("--tokens", flags.tokens, "length of the prompt")->check(CLI::Range(1u, kBlocks / 2 * kBlockTokens));
+  CLI11_PARSE(app, argc, argv);
 
   int pipe_ends[2];
   KVPUSH_CHECK(pipe(pipe_ends) == 0, "the process has file descriptors left");
   // Before any thread: the child makes its own agent.
   const pid_t child = fork();
   KVPUSH_CHECK(child >= 0, "the machine has room for a second process");
-  return child == 0 ? run_consumer(transport, tokens, pipe_ends[0]) : run_producer(transport, tokens, pipe_ends[1]);
+  return child == 0 ? run_consumer(flags, pipe_ends[0]) : run_producer(flags, pipe_ends[1]);
 }

@@ -29,6 +29,10 @@ struct AgentOptions {
   // kernel chooses.
   Endpoint control{"127.0.0.1", 0};
   Endpoint http{"127.0.0.1", 0};
+  // The file with what all peers know (docs/authentication.md). Empty: sessions are not authenticated, and `control` is
+  // a loopback address unless allow_unauthenticated.
+  std::string secret_file{};
+  bool allow_unauthenticated = false;
   // In order of preference. A factory that fails with kUnavailable is left out, with a log line; if all do, open()
   // fails.
   std::vector<TransportFactory> transports{};
@@ -46,7 +50,8 @@ class Agent {
  public:
   // Registers `regions` with each transport and starts to listen. The regions must hold every plane and stay mapped
   // until stop() has returned. kLayoutMismatch: `layout` is not valid. kOutOfRegion: a plane leaves the regions.
-  // kBadConfig: an address cannot be bound, or an option is no good. kUnavailable: no transport works.
+  // kBadConfig: an address cannot be bound or needs a secret, or an option is no good. kUnavailable: no transport
+  // works.
   static Result<std::unique_ptr<Agent>> open(AgentOptions options, const RankLayout& layout,
                                              const std::vector<MemoryRange>& regions);
   // stop() must have been called.

@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <ctime>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <span>
@@ -30,9 +33,10 @@ constexpr Duration kLong = 20s;  // a test that waits so long has failed
 // An engine with one plane, its agent and its directory.
 class Engine {
  public:
-  Engine(const std::string& name, LoopbackNetwork& network, ProtocolOptions protocol = {})
+  Engine(const std::string& name, LoopbackNetwork& network, ProtocolOptions protocol = {},
+         const std::string& secret_file = "")
       : memory_(kBlocks * kBlockTokens * kRowBytes) {
-    AgentOptions options{.engine_id = name, .protocol = protocol};
+    AgentOptions options{.engine_id = name, .secret_file = secret_file, .protocol = protocol};
     options.transports.push_back(
         [&network, name]() -> Result<std::unique_ptr<Transport>> { return network.open(name); });
     agent_ = Agent::open(options, layout(), regions()).value();
@@ -334,6 +338,52 @@ TEST(Agent, UsesNoCpuWhileSessionsAreOpenAndNothingMoves) {
   const double used = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
 
   EXPECT_LT(used, 0.02) << "two agents and two directories, 1 % of a core for each agent";
+}
+
+std::string write_secret(char letter) {
+  const std::string path = testing::TempDir() + "kvpush_agent_" + letter + std::to_string(getpid());
+  std::ofstream(path) << std::string(32, letter);
+  EXPECT_EQ(chmod(path.c_str(), 0600), 0);
+  return path;
+}
+
+TEST(Agent, DeliversToAPeerThatKnowsTheSecret) {
+  LoopbackNetwork network;
+  const std::string secret = write_secret('s');
+  Engine producer("p", network, {}, secret);
+  Engine consumer("d", network, {}, secret);
+  fill(producer.block(1), 11);
+
+  producer.send("one", {BlockId{1}});
+  consumer.receive("one", {BlockId{5}}, producer);
+
+  EXPECT_EQ(consumer.next<ReceiveEnded>().error, std::nullopt);
+  EXPECT_EQ(consumer.block(5)[0], std::byte{11});
+}
+
+TEST(Agent, FailsARequestAtOnceWhenItsPeerKnowsNoOrAnotherSecret) {
+  LoopbackNetwork network;
+  const std::string secret = write_secret('s');
+  const std::string other = write_secret('o');
+  Engine producer("p", network, {}, secret);
+  Engine stranger("d1", network, {}, other);
+  Engine plain("d2", network);
+
+  for (Engine* consumer : {&stranger, &plain}) {
+    consumer->receive("one", {BlockId{5}}, producer);
+    EXPECT_EQ(consumer->next<ReceiveEnded>().error, ErrorCode::kUnauthenticated);
+  }
+}
+
+TEST(Agent, IsRefusedWhereOtherMachinesReachItWithoutASecret) {
+  LoopbackNetwork network;
+  Engine engine("p", network);
+  AgentOptions options{.engine_id = "other", .control = {"0.0.0.0", 0}};
+  options.transports.push_back([&network]() -> Result<std::unique_ptr<Transport>> { return network.open("other"); });
+  const auto agent = Agent::open(options, engine.layout(), engine.regions());
+  ASSERT_FALSE(agent.has_value());
+  EXPECT_EQ(agent.error().code, ErrorCode::kBadConfig);
+  EXPECT_THAT(agent.error().what, testing::HasSubstr("secret_file"));
 }
 
 }  // namespace

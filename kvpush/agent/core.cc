@@ -179,7 +179,7 @@ std::string AgentCore::transfers() {
 std::string AgentCore::metrics() {
   const RoleScope scope(role_);
   take_seen();
-  return report_.metrics(producer_, consumer_, wires_of(transports_));
+  return report_.metrics(producer_, consumer_, surroundings_.control.counters(), wires_of(transports_));
 }
 
 std::size_t AgentCore::take_commands(Instant now) {

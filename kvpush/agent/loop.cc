@@ -99,7 +99,11 @@ class Loop : public AgentLoop {
 Result<void> Loop::start(const RankLayout& layout, const std::vector<MemoryRange>& regions) {
   Result<Transports> transports = open_transports(options_.transports, regions);
   if (!transports) return std::unexpected(transports.error());
-  Result<std::unique_ptr<Control>> control = Control::open(context_, options_.control, control_events());
+  Result<std::unique_ptr<Control>> control = Control::open(context_,
+                                                           {.listen = options_.control,
+                                                            .secret_file = options_.secret_file,
+                                                            .allow_unauthenticated = options_.allow_unauthenticated},
+                                                           control_events());
   if (!control) return std::unexpected(control.error());
   control_ = std::move(*control);
   Result<std::unique_ptr<HttpServer>> http =
@@ -165,6 +169,11 @@ ControlEvents Loop::control_events() {
           .closed =
               [this](ConnectionId connection, Error error) {
                 core_->on_closed(connection, error, read_clock());
+                wish_turn();
+              },
+          .refused =
+              [this](ConnectionId connection, Error error) {
+                core_->on_message(connection, Refused{error.code, error.what}, read_clock());
                 wish_turn();
               }};
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvpush/base/instant.h"
+#include "kvpush/control/control.h"
 #include "kvpush/metrics/metrics.h"
 #include "kvpush/metrics/transfer_log.h"
 #include "kvpush/protocol/command.h"
@@ -42,7 +43,8 @@ class Report {
   // {"live": [...], "ended": [...]}, docs/directory.md.
   std::string transfers(const Producer& producer, const Consumer& consumer) const;
   // docs/metrics.md.
-  std::string metrics(const Producer& producer, const Consumer& consumer, const std::vector<Wire>& wires);
+  std::string metrics(const Producer& producer, const Consumer& consumer, const ControlCounters& control,
+                      const std::vector<Wire>& wires);
 
  private:
   std::uint64_t add(const ReceiveEnded& event);

@@ -59,8 +59,8 @@ std::set<std::string> names_in(const std::string& text, const std::regex& patter
 TEST_F(ReportTest, HasTheMetricsThatAreDocumented) {
   report.ended(received({}));
   report.ended(sent());
-  const auto made =
-      names_in(report.metrics(producer, consumer, {{"cma", "process_vm_writev"}}), std::regex("# TYPE (kvpush_\\w+)"));
+  const auto made = names_in(report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}}),
+                             std::regex("# TYPE (kvpush_\\w+)"));
 
   std::ifstream file("docs/metrics.md");
   std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -92,7 +92,7 @@ TEST_F(ReportTest, ShowsTheTimelineOfAReceivedTransfer) {
   EXPECT_THAT(transfers, testing::HasSubstr(R"("peer":"10.0.0.1:9100","outcome":"delivered","bytes":96,"tokens":3)"));
   EXPECT_THAT(transfers, testing::HasSubstr(R"("received":0.000000,"registered":0.001000,"offered":0.005000)"));
   EXPECT_THAT(transfers, testing::HasSubstr(R"("last_post":0.008000,"delivered":0.010000,"seen_by_engine":0.012000)"));
-  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  const std::string metrics = report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}});
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_early_seconds_sum 0.005\n"));
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_exposed_seconds_sum 0.005\n"));
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_seen_by_engine_seconds_sum 0.002\n"));
@@ -107,7 +107,7 @@ TEST_F(ReportTest, ExposesNoTimeInWhichNobodyHadAskedForComputedKv) {
 
   report.ended(late);
 
-  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  const std::string metrics = report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}});
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_exposed_seconds_sum 0.004\n"));
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_early_seconds_sum 0\n"));
 }
@@ -122,7 +122,7 @@ TEST_F(ReportTest, MeasuresTheWritingOfASentTransfer) {
 
   report.ended(ended);
 
-  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  const std::string metrics = report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}});
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_send_seconds_sum 0.01\n"));
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_write_seconds_sum 0.008\n"));
 }
@@ -132,8 +132,8 @@ TEST_F(ReportTest, CountsWhatTheMachinesCountedOnce) {
   Actions actions;
   ASSERT_TRUE(producer.on(Send{"r", "t", 4, {pack(std::vector{BlockId{0}})}}, start, actions));
 
-  report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
-  const std::string metrics = report.metrics(producer, consumer, {{"cma", "process_vm_writev"}});
+  report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}});
+  const std::string metrics = report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}});
 
   EXPECT_THAT(metrics, testing::HasSubstr("kvpush_requests{role=\"producer\"} 1"));
   EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("outcome":"held")"));
@@ -147,8 +147,8 @@ TEST_F(ReportTest, NamesTheConsumerOfASentTransfer) {
 
 // Shows F2.
 TEST_F(ReportTest, ShowsTheWiresInUseNow) {
-  report.metrics(producer, consumer, {{"ucx", "not connected"}});
-  const std::string metrics = report.metrics(producer, consumer, {{"ucx", "tcp"}});
+  report.metrics(producer, consumer, {}, {{"ucx", "not connected"}});
+  const std::string metrics = report.metrics(producer, consumer, {}, {{"ucx", "tcp"}});
 
   EXPECT_THAT(metrics, testing::HasSubstr(R"(kvpush_transport_info{transport="ucx",wire="not connected"} 0)"));
   EXPECT_THAT(metrics, testing::HasSubstr(R"(kvpush_transport_info{transport="ucx",wire="tcp"} 1)"));
@@ -159,7 +159,7 @@ TEST_F(ReportTest, NamesTheReasonOfARequestThatFailed) {
   report.ended(received(ErrorCode::kPeerLost));
 
   EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("outcome":"peer_lost")"));
-  EXPECT_THAT(report.metrics(producer, consumer, {{"cma", "process_vm_writev"}}),
+  EXPECT_THAT(report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}}),
               testing::HasSubstr(R"(kvpush_receives_total{outcome="peer_lost"} 1)"));
 }
 

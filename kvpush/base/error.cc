@@ -21,6 +21,7 @@ std::string_view error_name(ErrorCode code) {
     case ErrorCode::kUnavailable: return "unavailable";
     case ErrorCode::kStopped: return "stopped";
     case ErrorCode::kStaleSession: return "stale_session";
+    case ErrorCode::kUnauthenticated: return "unauthenticated";
   }
   return "unknown";
 }

@@ -26,15 +26,16 @@ enum class ErrorCode : std::uint8_t {
   kUnavailable = 15,
   kStopped = 16,
   kStaleSession = 17,
+  kUnauthenticated = 18,
 };
 
 // Every code once, in order of number.
 inline constexpr ErrorCode kErrorCodes[] = {
-    ErrorCode::kBadMessage,      ErrorCode::kBadConfig,   ErrorCode::kBadParams,   ErrorCode::kVersionMismatch,
-    ErrorCode::kLayoutMismatch,  ErrorCode::kFull,        ErrorCode::kBusy,        ErrorCode::kUnknownTransfer,
-    ErrorCode::kTimeout,         ErrorCode::kAborted,     ErrorCode::kPeerLost,    ErrorCode::kPeerRestarted,
-    ErrorCode::kTransportFailed, ErrorCode::kOutOfRegion, ErrorCode::kUnavailable, ErrorCode::kStopped,
-    ErrorCode::kStaleSession};
+    ErrorCode::kBadMessage,      ErrorCode::kBadConfig,      ErrorCode::kBadParams,   ErrorCode::kVersionMismatch,
+    ErrorCode::kLayoutMismatch,  ErrorCode::kFull,           ErrorCode::kBusy,        ErrorCode::kUnknownTransfer,
+    ErrorCode::kTimeout,         ErrorCode::kAborted,        ErrorCode::kPeerLost,    ErrorCode::kPeerRestarted,
+    ErrorCode::kTransportFailed, ErrorCode::kOutOfRegion,    ErrorCode::kUnavailable, ErrorCode::kStopped,
+    ErrorCode::kStaleSession,    ErrorCode::kUnauthenticated};
 
 // snake_case without the k, as in metrics labels and Python: "bad_message".
 std::string_view error_name(ErrorCode code);

@@ -2,6 +2,7 @@
 
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,8 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -23,8 +26,11 @@
 
 #include <fmt/format.h>
 
+#include "kvpush/base/check.h"
 #include "kvpush/base/limits.h"
 #include "kvpush/base/log.h"
+#include "kvpush/control/authentication.h"
+#include "kvpush/control/secret.h"
 #include "kvpush/wire/codec.h"
 
 namespace kvpush {
@@ -57,6 +63,12 @@ Result<tcp::endpoint> resolve_now(asio::io_context& context, const Endpoint& end
 void set_option(tcp::socket& socket, int level, int name, int value) {
   // Cannot fail on a TCP socket; one that broke meanwhile says so when it is read.
   static_cast<void>(::setsockopt(socket.native_handle(), level, name, &value, sizeof(value)));
+}
+
+Nonce new_nonce() {
+  Nonce nonce;
+  KVPUSH_CHECK(::getentropy(nonce.data(), nonce.size()) == 0, "the kernel gives random bytes");
+  return nonce;
 }
 
 // Listens and accepts.
@@ -122,23 +134,27 @@ void Listener::close() {
 // What a connection tells.
 struct ConnectionEvents {
   std::function<void(Message)> received;
-  std::function<void()> connected;
+  std::function<void()> connected;  // and proven, if there is a secret
+  std::function<void()> forged;     // a frame was; `ended` follows
   std::function<void(Error)> ended;
 };
 
 // One TCP connection with its frames.
 //
-// Job: connects, reads one message at a time, writes what is queued, ends.
+// Job: connects, proves and asks for proof, reads one message at a time, writes what is queued, ends.
 // Owner: ControlPlane and its running operations, shared: Asio may call a handler after the socket was closed, and what
 //        the handler reads into must exist until then.
 // Thread: agent role.
 // Invariant: tells nothing from inside a call, nothing after close(), and nothing after `ended`.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(tcp::socket socket, ConnectionEvents events)
+  // Without a secret, none is asked for.
+  Connection(tcp::socket socket, Side side, std::shared_ptr<const Secret> secret, ConnectionEvents events)
       : socket_(std::move(socket)),
         resolver_(socket_.get_executor()),
         timer_(socket_.get_executor()),
+        side_(side),
+        secret_(std::move(secret)),
         events_(std::move(events)) {}
 
   void dial(const Endpoint& peer);
@@ -150,6 +166,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   enum class State : std::uint8_t {
     kConnecting,
+    kProving,
     kOpen,
     kMute,    // writing failed; what the peer said before is still read
     kEnding,  // `ended` is posted
@@ -158,9 +175,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void connect(const tcp::resolver::results_type& endpoints);
   void on_connected(error_code error);
+  void prove();
+  void read_handshake();
+  void on_handshake();
+  void open();
   void read_length();
+  void on_length();
+  void on_foreign_handshake();
   void read_body(std::uint32_t size);
   void on_body();
+  void seal(std::size_t begin);
+  void seal_queued();
+  void say(std::span<const std::byte> bytes);
   void flush();
   void write_out();
   // What was read is no message.
@@ -180,11 +206,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   tcp::socket socket_;
   tcp::resolver resolver_;
-  asio::steady_timer timer_;  // kConnectLimit
+  asio::steady_timer timer_;  // kConnectLimit, kProofLimit
+  const Side side_;
+  const std::shared_ptr<const Secret> secret_;  // outlives what is keyed by it below
   ConnectionEvents events_;
   State state_ = State::kConnecting;
 
-  std::array<std::uint8_t, 4> length_{};
+  std::optional<Handshake> handshake_;  // while kProving
+  std::array<std::byte, kHandshakePartBytesMax> part_{};
+  struct Macs {
+    FrameMac sending;
+    FrameMac receiving;
+  };
+  std::optional<Macs> macs_;  // from then on
+  bool has_heard_ = false;    // the length of a first frame
+
+  std::array<std::byte, 4> length_{};
   std::vector<std::byte> body_;
 
   std::vector<std::byte> out_;  // frames; the first sent_ bytes are in the kernel
@@ -195,7 +232,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 void Connection::dial(const Endpoint& peer) {
   timer_.expires_after(kConnectLimit);
   timer_.async_wait(while_live([this](error_code) {
-    if (state_ == State::kConnecting) end({ErrorCode::kTimeout, "the peer did not answer within the connect limit"});
+    if (state_ <= State::kProving) end({ErrorCode::kTimeout, "the peer did not answer within the connect limit"});
   }));
 
   error_code not_numeric;
@@ -223,12 +260,10 @@ void Connection::on_connected(error_code error) {
   if (socket_.local_endpoint(error) == socket_.remote_endpoint(error)) {
     return end({ErrorCode::kPeerLost, "the peer cannot be connected to"});
   }
-  timer_.cancel();
   start();
 }
 
 void Connection::start() {
-  state_ = State::kOpen;
   error_code ignored;
   socket_.non_blocking(true, ignored);
   socket_.set_option(tcp::no_delay(true), ignored);  // messages are small and waited for
@@ -236,6 +271,45 @@ void Connection::start() {
   set_option(socket_, IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(kProbeInterval.count()));
   set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(kProbeInterval.count()));
   set_option(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds(kSilenceMax).count()));
+  secret_ == nullptr ? open() : prove();
+}
+
+void Connection::prove() {
+  state_ = State::kProving;
+  if (side_ == Side::kAcceptor) {
+    timer_.expires_after(kProofLimit);
+    timer_.async_wait(while_live([this](error_code) {
+      if (state_ == State::kProving) end({ErrorCode::kTimeout, "the peer did not prove its secret in time"});
+    }));
+  }
+  handshake_.emplace(secret_, side_, new_nonce());
+  say(handshake_->greeting());
+  read_handshake();
+}
+
+void Connection::read_handshake() {
+  asio::async_read(
+      socket_, asio::buffer(part_, handshake_->wanted_bytes()), while_live([this](error_code error, std::size_t) {
+        if (error) return end({ErrorCode::kPeerLost, "the connection to the peer broke before it proved its secret"});
+        on_handshake();
+      }));
+}
+
+void Connection::on_handshake() {
+  std::vector<std::byte> answer;
+  const Result<void> heard = handshake_->on(std::span(part_).first(handshake_->wanted_bytes()), answer);
+  say(answer);
+  if (!heard) return end(heard.error());
+  if (!handshake_->is_proven()) return read_handshake();
+  macs_.emplace(handshake_->sending(), handshake_->receiving());
+  handshake_.reset();
+  seal_queued();
+  open();
+}
+
+void Connection::open() {
+  timer_.cancel();
+  state_ = State::kOpen;
   events_.connected();
   if (state_ == State::kOpen) flush();
   if (is_live()) read_length();
@@ -247,11 +321,22 @@ void Connection::read_length() {
                        return end({ErrorCode::kPeerLost, "the peer closed the connection"});
                      }
                      if (error) return end({ErrorCode::kPeerLost, "the connection to the peer broke"});
-                     std::uint32_t size = 0;
-                     for (std::size_t i = 0; i < length_.size(); ++i) size |= std::uint32_t{length_[i]} << (8 * i);
-                     if (size > kFrameBytesMax) return refuse({ErrorCode::kBadMessage, "a frame is too large"});
-                     read_body(size);
+                     on_length();
                    }));
+}
+
+void Connection::on_length() {
+  if (!std::exchange(has_heard_, true) && !macs_ && is_handshake(length_)) return on_foreign_handshake();
+  std::uint32_t size = 0;
+  for (std::size_t i = 0; i < length_.size(); ++i) size |= std::to_integer<std::uint32_t>(length_[i]) << (8 * i);
+  if (size > kFrameBytesMax) return refuse({ErrorCode::kBadMessage, "a frame is too large"});
+  read_body(size + static_cast<std::uint32_t>(macs_ ? kMacBytes : 0));
+}
+
+// The peer begins a proof, or says that it would have wanted one; this side has no secret.
+void Connection::on_foreign_handshake() {
+  if (side_ == Side::kAcceptor) say(handshake_header(Verdict::kNoSecret));
+  end({ErrorCode::kUnauthenticated, "the peer has a secret_file, this side has none"});
 }
 
 // The buffer grows with what arrives, so a peer that only claims to send much takes no memory.
@@ -265,17 +350,55 @@ void Connection::read_body(std::uint32_t size) {
 
 // One message a turn: Asio runs every other handler that is ready before that of the next read.
 void Connection::on_body() {
-  Result<Message> message = decode(std::exchange(body_, {}));
+  const std::vector<std::byte> body = std::exchange(body_, {});
+  std::span<const std::byte> bytes = body;
+  if (macs_) {
+    bytes = bytes.first(body.size() - kMacBytes);
+    if (!is_equal(macs_->receiving.next(length_, bytes), std::span(body).last(kMacBytes))) {
+      events_.forged();
+      return end({ErrorCode::kBadMessage, "a frame is not the one that the peer sent next"});
+    }
+  }
+  Result<Message> message = decode(bytes);
   if (!message) return refuse(message.error());
   events_.received(std::move(*message));
   if (is_live()) read_length();
 }
 
 void Connection::send(const Message& message) {
-  if (state_ != State::kConnecting && state_ != State::kOpen) return;
+  if (state_ > State::kOpen) return;
+  const std::size_t begin = out_.size();
   if (const auto encoded = encode(message, out_); !encoded) return end(encoded.error());
+  if (macs_) seal(begin);
   if (state_ == State::kOpen) flush();
   if (out_.size() - sent_ > kSendQueueBytesMax) end({ErrorCode::kFull, "the peer does not read what it is sent"});
+}
+
+// What out_ holds from `begin` on is one frame.
+void Connection::seal(std::size_t begin) {
+  const std::span<const std::byte> frame = std::span(out_).subspan(begin);
+  const Mac mac = macs_->sending.next(frame.first(length_.size()), frame.subspan(length_.size()));
+  out_.insert(out_.end(), mac.begin(), mac.end());
+}
+
+// What was sent before there was a key.
+void Connection::seal_queued() {
+  const std::vector<std::byte> frames = std::exchange(out_, {});
+  for (std::span<const std::byte> rest = frames; !rest.empty();) {
+    std::size_t size = length_.size();
+    for (std::size_t i = 0; i < length_.size(); ++i) size += std::to_integer<std::size_t>(rest[i]) << (8 * i);
+    const std::size_t begin = out_.size();
+    out_.insert(out_.end(), rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(size));
+    seal(begin);
+    rest = rest.subspan(size);
+  }
+}
+
+// A part of a handshake: fewer bytes than any kernel buffers for a connection on which nothing was written yet. If the
+// connection broke, the reader finds it.
+void Connection::say(std::span<const std::byte> bytes) {
+  error_code ignored;
+  if (!bytes.empty()) socket_.write_some(asio::buffer(bytes.data(), bytes.size()), ignored);
 }
 
 // Asio's own asynchronous write would not say how much of it is done, which close() has to know.
@@ -343,40 +466,53 @@ void Connection::release() {
 // Owner of the listener and the connections.
 class ControlPlane final : public Control {
  public:
-  ControlPlane(asio::io_context& context, ControlEvents events) : context_(context), events_(std::move(events)) {}
+  ControlPlane(asio::io_context& context, std::shared_ptr<const Secret> secret, ControlEvents events)
+      : context_(context), secret_(std::move(secret)), events_(std::move(events)) {}
   ~ControlPlane() override { stop(); }
 
-  Result<void> listen(const Endpoint& endpoint);
+  Result<void> listen(const ControlOptions& options);
 
   std::uint16_t port() const override { return listener_->port(); }
+  const ControlCounters& counters() const override { return counters_; }
   ConnectionId connect(const Endpoint& peer) override;
   void send(ConnectionId connection, const Message& message) override;
   void close(ConnectionId connection) override;
   void stop() override;
 
  private:
-  enum class Side : std::uint8_t { kAccepted, kDialled };
-
   void accept(tcp::socket socket);
   std::shared_ptr<Connection> add(Side side, tcp::socket socket);
+  void on_connected(ConnectionId connection);
+  void on_ended(ConnectionId connection, const Error& error);
+  void log_once(const std::string& host, const Error& error);
   void remove(ConnectionId connection);
 
   asio::io_context& context_;
+  const std::shared_ptr<const Secret> secret_;
   const ControlEvents events_;
   std::shared_ptr<Listener> listener_;
   struct Entry {
     Side side;
+    std::string host;  // of an accepted peer
     std::shared_ptr<Connection> connection;
+    bool is_told = false;  // `accepted` or `connected`
   };
   std::unordered_map<ConnectionId, Entry> connections_;
   std::size_t accepted_count_ = 0;
   bool refusing_ = false;
   ConnectionId id_next_{1};
+  ControlCounters counters_;
+  std::set<std::string> logged_;  // hosts without proof; at most kSessionsMax
 };
 
-Result<void> ControlPlane::listen(const Endpoint& endpoint) {
-  const auto address = resolve_now(context_, endpoint);
+Result<void> ControlPlane::listen(const ControlOptions& options) {
+  const auto address = resolve_now(context_, options.listen);
   if (!address) return std::unexpected(address.error());
+  if (secret_ == nullptr && !options.allow_unauthenticated && !address->address().is_loopback()) {
+    return fail(
+        ErrorCode::kBadConfig,
+        "other machines reach this address: set secret_file (docs/authentication.md), or allow_unauthenticated");
+  }
   listener_ = std::make_shared<Listener>(context_, [this](tcp::socket socket) { accept(std::move(socket)); });
   if (const auto ok = listener_->listen(*address); !ok) return ok;
   listener_->accept();
@@ -389,12 +525,12 @@ void ControlPlane::accept(tcp::socket socket) {
   refusing_ = full;
   // Closed by its destructor: the peer learns at once that it has to come again later.
   if (full) return;
-  add(Side::kAccepted, std::move(socket))->start();
+  add(Side::kAcceptor, std::move(socket))->start();
 }
 
 ConnectionId ControlPlane::connect(const Endpoint& peer) {
   const ConnectionId id = id_next_;
-  add(Side::kDialled, tcp::socket(context_))->dial(peer);
+  add(Side::kConnector, tcp::socket(context_))->dial(peer);
   return id;
 }
 
@@ -421,31 +557,66 @@ std::shared_ptr<Connection> ControlPlane::add(Side side, tcp::socket socket) {
   const ConnectionId id{id_next_.value++};
   ConnectionEvents events{
       .received = [this, id](Message message) { events_.received(id, std::move(message)); },
-      .connected = [this, id, side] { side == Side::kAccepted ? events_.accepted(id) : events_.connected(id); },
-      .ended =
-          [this, id](Error error) {
-            remove(id);
-            events_.closed(id, error);
-          },
+      .connected = [this, id] { on_connected(id); },
+      .forged = [this] { ++counters_.frames_forged; },
+      .ended = [this, id](const Error& error) { on_ended(id, error); },
   };
-  auto connection = std::make_shared<Connection>(std::move(socket), std::move(events));
-  if (side == Side::kAccepted) ++accepted_count_;
-  connections_.emplace(id, Entry{side, connection});
+  error_code unconnected;
+  const auto peer = socket.remote_endpoint(unconnected);
+  auto connection = std::make_shared<Connection>(std::move(socket), side, secret_, std::move(events));
+  if (side == Side::kAcceptor) ++accepted_count_;
+  connections_.emplace(id, Entry{side, unconnected ? "" : peer.address().to_string(), connection});
   return connection;
+}
+
+void ControlPlane::on_connected(ConnectionId connection) {
+  Entry& entry = connections_.at(connection);
+  entry.is_told = true;
+  if (entry.side == Side::kConnector) return events_.connected(connection);
+  logged_.erase(entry.host);
+  events_.accepted(connection);
+}
+
+void ControlPlane::on_ended(ConnectionId connection, const Error& error) {
+  const Entry entry = connections_.at(connection);
+  remove(connection);
+  const bool is_unproven = error.code == ErrorCode::kUnauthenticated || (secret_ != nullptr && !entry.is_told);
+  if (entry.side == Side::kAcceptor && is_unproven) {
+    ++counters_.unauthenticated_accepted;
+    log_once(entry.host, error);
+  }
+  // Of an accepted connection that was never told, no end is.
+  if (entry.side == Side::kAcceptor && !entry.is_told) return;
+  if (entry.side == Side::kAcceptor || error.code != ErrorCode::kUnauthenticated) {
+    return events_.closed(connection, error);
+  }
+  ++counters_.unauthenticated_dialled;
+  events_.refused(connection, error);
+}
+
+void ControlPlane::log_once(const std::string& host, const Error& error) {
+  if (logged_.size() >= kSessionsMax || !logged_.insert(host).second) return;
+  log(LogLevel::kWarning, fmt::format("control: refusing {}: {} ({})", host, error.what, error_name(error.code)));
 }
 
 void ControlPlane::remove(ConnectionId connection) {
   const auto found = connections_.find(connection);
-  if (found->second.side == Side::kAccepted) --accepted_count_;
+  if (found->second.side == Side::kAcceptor) --accepted_count_;
   connections_.erase(found);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Control>> Control::open(asio::io_context& context, const Endpoint& listen,
+Result<std::unique_ptr<Control>> Control::open(asio::io_context& context, const ControlOptions& options,
                                                ControlEvents events) {
-  auto control = std::make_unique<ControlPlane>(context, std::move(events));
-  if (const auto ok = control->listen(listen); !ok) return std::unexpected(ok.error());
+  std::shared_ptr<const Secret> secret;
+  if (!options.secret_file.empty()) {
+    auto read = Secret::read(options.secret_file);
+    if (!read) return std::unexpected(read.error());
+    secret = *std::move(read);
+  }
+  auto control = std::make_unique<ControlPlane>(context, std::move(secret), std::move(events));
+  if (const auto ok = control->listen(options); !ok) return std::unexpected(ok.error());
   return control;
 }
 

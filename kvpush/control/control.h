@@ -27,33 +27,53 @@ inline constexpr Duration kConnectLimit = std::chrono::seconds{5};
 // Bytes that wait for a peer to read: every registration a consumer can have (kRegistrationsMax, 256 bytes or less of
 // each), or one message of any size while another leaves.
 inline constexpr std::size_t kSendQueueBytesMax = 2 * kFrameBytesMax;
+// A proof takes one round trip, and a port is open to everybody: an accepted connection holds its place no longer.
+inline constexpr Duration kProofLimit = std::chrono::seconds{5};
+
+struct ControlOptions {
+  Endpoint listen{"127.0.0.1", 0};  // port 0: the kernel chooses
+  // What peers must know too (docs/authentication.md). Empty: nothing is asked, and only loopback listened on.
+  std::string secret_file{};
+  // Listens beyond loopback without a secret.
+  bool allow_unauthenticated = false;
+};
 
 // What the control plane tells its owner; each is called on the agent's thread, never from inside a Control call.
 struct ControlEvents {
-  std::function<void(ConnectionId)> accepted;           // a peer connected to us
+  std::function<void(ConnectionId)> accepted;           // a peer connected to us, and knows the secret if there is one
   std::function<void(ConnectionId)> connected;          // our connect() succeeded
   std::function<void(ConnectionId, Message)> received;  // one verified message, in order
   std::function<void(ConnectionId, Error)> closed;      // once for each connection, whoever ended it; not after close()
+  std::function<void(ConnectionId, Error)> refused;     // instead of `closed`: our connect() found no common secret
+};
+
+struct ControlCounters {
+  std::uint64_t unauthenticated_accepted = 0;  // ended before they proved the secret
+  std::uint64_t unauthenticated_dialled = 0;   // `refused`
+  std::uint64_t frames_forged = 0;             // not those that a proven peer sent, or not in that order
 };
 
 // The control connections of one agent.
 //
-// Job: listens, connects, frames, sends and receives messages; bounds what each connection buffers.
+// Job: listens, connects, authenticates, frames, sends and receives messages; bounds what each connection buffers.
 // Not here: what a message means (protocol), when to reconnect (protocol).
 // Owner: Agent.
 // Thread: agent role.
 // Invariant: a connection that has been closed delivers nothing more, also what had been read from its socket before.
+//            With a secret, nothing of a peer is told before it has proved that it knows it.
 class Control {
  public:
-  // Starts to listen on `host`:`port`; port 0 lets the kernel choose. kBadConfig: the address cannot be bound.
-  static Result<std::unique_ptr<Control>> open(boost::asio::io_context& context, const Endpoint& listen,
+  // Starts to listen. kBadConfig: the address cannot be bound, the secret is no good, or there is none and the address
+  // is not a loopback one.
+  static Result<std::unique_ptr<Control>> open(boost::asio::io_context& context, const ControlOptions& options,
                                                ControlEvents events);
   virtual ~Control() = default;
 
   // The port that was bound.
   virtual std::uint16_t port() const = 0;
-  // Begins to connect; ends with `connected` or `closed` within kConnectLimit (kTimeout, or kPeerLost when the peer is
-  // not there). Numeric addresses and names.
+  virtual const ControlCounters& counters() const = 0;
+  // Begins to connect; ends with `connected`, `refused` (kUnauthenticated) or `closed` within kConnectLimit (kTimeout,
+  // or kPeerLost when the peer is not there). Numeric addresses and names.
   virtual ConnectionId connect(const Endpoint& peer) = 0;
   // Queues a message, also before `connected`. A connection whose queue would pass kSendQueueBytesMax is closed with
   // kFull (the peer does not read), one whose message encode() refuses with kBadMessage.

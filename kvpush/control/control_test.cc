@@ -2,14 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
+#include <cstdio>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +30,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using namespace std::chrono_literals;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 // Far beyond what anything here takes, so that only a fault reaches it.
@@ -53,7 +59,7 @@ class Node {
     bool operator==(const Closed&) const = default;
   };
 
-  explicit Node(asio::io_context& context) {
+  explicit Node(asio::io_context& context, const std::string& secret_file = "") {
     ControlEvents events{
         .accepted = [this](ConnectionId id) { on_event([&] { accepted.push_back(id); }); },
         .connected = [this](ConnectionId id) { on_event([&] { connected.push_back(id); }); },
@@ -65,8 +71,9 @@ class Node {
               });
             },
         .closed = [this](ConnectionId id, Error error) { on_event([&] { closed.push_back({id, error.code}); }); },
+        .refused = [this](ConnectionId id, Error error) { on_event([&] { refused.emplace_back(id, error.what); }); },
     };
-    control_ = Control::open(context, {"127.0.0.1", 0}, std::move(events)).value();
+    control_ = Control::open(context, {.secret_file = secret_file}, std::move(events)).value();
   }
 
   Endpoint endpoint() const { return {"127.0.0.1", control_->port()}; }
@@ -87,11 +94,13 @@ class Node {
     control_->stop();
   }
   void destroy() { control_.reset(); }
+  const ControlCounters& counters() const { return control_->counters(); }
 
   std::vector<ConnectionId> accepted;
   std::vector<ConnectionId> connected;
   std::vector<std::pair<ConnectionId, Message>> received;
   std::vector<Closed> closed;
+  std::vector<std::pair<ConnectionId, std::string>> refused;
   std::function<void(ConnectionId)> on_received;
 
  private:
@@ -113,6 +122,26 @@ class Node {
 
   bool calling_ = false;
   std::unique_ptr<Control> control_;
+};
+
+constexpr std::size_t kMacBytesOnWire = 32;
+
+// A file with a secret, while it lives.
+class SharedSecret {
+ public:
+  explicit SharedSecret(char letter)
+      : path_(testing::TempDir() + "kvpush_control_" + letter + std::to_string(getpid())) {
+    std::ofstream(path_) << std::string(32, letter);
+    EXPECT_EQ(chmod(path_.c_str(), 0600), 0);
+  }
+  ~SharedSecret() { std::remove(path_.c_str()); }
+  SharedSecret(const SharedSecret&) = delete;
+  SharedSecret& operator=(const SharedSecret&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
 };
 
 // A peer that speaks bytes, not messages.
@@ -513,7 +542,7 @@ TEST_F(ControlTest, RefusesMorePeersThanAllowed) {
 TEST(ControlOpen, RefusesAPortThatIsTaken) {
   asio::io_context context;
   const Node first(context);
-  const auto second = Control::open(context, first.endpoint(), {});
+  const auto second = Control::open(context, {.listen = first.endpoint()}, {});
   ASSERT_FALSE(second.has_value());
   EXPECT_EQ(second.error().code, ErrorCode::kBadConfig);
 }
@@ -521,9 +550,228 @@ TEST(ControlOpen, RefusesAPortThatIsTaken) {
 // Shows C6.
 TEST(ControlOpen, RefusesAHostOfAnotherMachine) {
   asio::io_context context;
-  const auto control = Control::open(context, {"192.0.2.1", 0}, {});
+  const auto control = Control::open(context, {.listen = {"192.0.2.1", 0}, .allow_unauthenticated = true}, {});
   ASSERT_FALSE(control.has_value());
   EXPECT_EQ(control.error().code, ErrorCode::kBadConfig);
+}
+
+TEST(ControlOpen, RefusesToListenBeyondLoopbackWithoutASecret) {
+  asio::io_context context;
+  const auto control = Control::open(context, {.listen = {"0.0.0.0", 0}}, {});
+  ASSERT_FALSE(control.has_value());
+  EXPECT_EQ(control.error().code, ErrorCode::kBadConfig);
+  EXPECT_THAT(control.error().what, testing::AllOf(HasSubstr("secret_file"), HasSubstr("allow_unauthenticated")));
+
+  EXPECT_TRUE(Control::open(context, {.listen = {"0.0.0.0", 0}, .allow_unauthenticated = true}, {}).has_value());
+  const SharedSecret file('s');
+  EXPECT_TRUE(Control::open(context, {.listen = {"0.0.0.0", 0}, .secret_file = file.path()}, {}).has_value());
+}
+
+TEST(ControlOpen, RefusesASecretThatCannotBeRead) {
+  asio::io_context context;
+  const auto control = Control::open(context, {.secret_file = "/nowhere"}, {});
+  ASSERT_FALSE(control.has_value());
+  EXPECT_EQ(control.error().code, ErrorCode::kBadConfig);
+}
+
+// Passes the bytes between two controls on, as a test wants them.
+//
+// Job: a man in the middle, by whole reads.
+// Thread: the test's.
+class Middle {
+ public:
+  Middle(asio::io_context& context, const Endpoint& target)
+      : acceptor_(context, {asio::ip::make_address("127.0.0.1"), 0}), near_(context), far_(context) {
+    acceptor_.async_accept(near_, [this, target](boost::system::error_code) {
+      far_.connect({asio::ip::make_address(target.host), target.port});
+      pass(near_, far_, forth_, on_forth);
+      pass(far_, near_, back_, on_back);
+    });
+  }
+
+  Endpoint endpoint() const { return {"127.0.0.1", acceptor_.local_endpoint().port()}; }
+
+  std::function<void(std::string&)> on_forth = [](std::string&) {};
+  std::function<void(std::string&)> on_back = [](std::string&) {};
+
+ private:
+  void pass(tcp::socket& from, tcp::socket& to, std::array<char, 1 << 16>& buffer,
+            std::function<void(std::string&)>& change) {
+    from.async_read_some(asio::buffer(buffer), [&](boost::system::error_code error, std::size_t size) {
+      boost::system::error_code gone;
+      if (error) return static_cast<void>(to.shutdown(tcp::socket::shutdown_send, gone));
+      std::string bytes(buffer.data(), size);
+      change(bytes);
+      asio::write(to, asio::buffer(bytes), gone);
+      pass(from, to, buffer, change);
+    });
+  }
+
+  tcp::acceptor acceptor_;
+  tcp::socket near_;
+  tcp::socket far_;
+  std::array<char, 1 << 16> forth_{};
+  std::array<char, 1 << 16> back_{};
+};
+
+class AuthenticationTest : public testing::Test {
+ protected:
+  // A session through `middle`, on which one message went forth.
+  void connect() {
+    to_producer = consumer.connect(middle.endpoint());
+    consumer.send(to_producer, writing(1));
+    ASSERT_TRUE(run_until(context, [&] { return producer.received.size() == 1; }));
+    ASSERT_THAT(consumer.connected, ElementsAre(to_producer));
+  }
+  void expect_forged() {
+    ASSERT_TRUE(run_until(context, [&] { return !producer.closed.empty() && !consumer.closed.empty(); }));
+    EXPECT_EQ(producer.closed[0].code, ErrorCode::kBadMessage);
+    EXPECT_EQ(producer.received.size(), 1u);
+    EXPECT_EQ(producer.counters().frames_forged, 1u);
+  }
+  // A connection between two nodes of which the second listens, and which both refuse.
+  void expect_refused(Node& from, Node& to) {
+    const ConnectionId id = from.connect(to.endpoint());
+    from.send(id, writing(1));
+    ASSERT_TRUE(run_until(context, [&] {
+      return !from.refused.empty() && to.counters().unauthenticated_accepted == 1;
+    })) << "one side did not learn of it";
+    run_ready(context);
+    EXPECT_EQ(from.refused.size(), 1u);
+    EXPECT_EQ(from.counters().unauthenticated_dialled, 1u);
+    EXPECT_THAT(from.closed, IsEmpty());
+    EXPECT_THAT(to.received, IsEmpty());
+  }
+
+  const SharedSecret file{'s'};
+  const SharedSecret other{'o'};
+  asio::io_context context;
+  Node producer{context, file.path()};
+  Node consumer{context, file.path()};
+  Middle middle{context, producer.endpoint()};
+  ConnectionId to_producer;
+};
+
+TEST_F(AuthenticationTest, CarriesMessagesBothWaysWhenTheSecretIsTheSame) {
+  connect();
+  producer.send(producer.accepted[0], writing(2));
+  consumer.send(to_producer, large_message());
+  consumer.send(to_producer, writing(3));
+
+  ASSERT_TRUE(run_until(context, [&] { return producer.received.size() == 3 && consumer.received.size() == 1; }));
+  EXPECT_EQ(consumer.received[0].second, writing(2));
+  EXPECT_EQ(producer.received[1].second, large_message());
+  EXPECT_EQ(producer.received[2].second, writing(3));
+}
+
+TEST_F(AuthenticationTest, RefusesAnotherSecret) {
+  Node stranger(context, other.path());
+  expect_refused(stranger, producer);
+  EXPECT_THAT(stranger.refused[0].second, HasSubstr("another secret"));
+  EXPECT_THAT(producer.accepted, IsEmpty());
+}
+
+TEST_F(AuthenticationTest, TellsBothSidesThatTheConnectingOneHasNoSecret) {
+  Node open(context);
+  expect_refused(open, producer);
+  EXPECT_EQ(open.refused[0].second, "the peer has a secret_file, this side has none");
+  EXPECT_THAT(producer.accepted, IsEmpty());
+}
+
+TEST_F(AuthenticationTest, TellsBothSidesThatTheListeningOneHasNoSecret) {
+  Node open(context);
+  expect_refused(producer, open);
+  EXPECT_EQ(producer.refused[0].second, "the peer has no secret_file, this side has one");
+  EXPECT_THAT(producer.connected, IsEmpty());
+}
+
+// Shows E3, F1.
+TEST_F(AuthenticationTest, ClosesAndCountsAPeerThatSendsGarbage) {
+  for (const std::string_view garbage : {"GET / HTTP/1.1\r\n\r\n", "kvPS\1\7\0\0", "kvPS\2\0\0\0"}) {
+    const std::uint64_t before = producer.counters().unauthenticated_accepted;
+    RawPeer peer(context, producer.endpoint());
+    peer.write(std::string(garbage) + std::string(100, '\0'));
+    ASSERT_TRUE(run_until(context, [&] { return producer.counters().unauthenticated_accepted == before + 1; }));
+    EXPECT_THAT(peer.read_all(), IsEmpty());
+  }
+  EXPECT_THAT(producer.accepted, IsEmpty());
+  EXPECT_THAT(producer.closed, IsEmpty()) << "nothing was told of them";
+}
+
+TEST_F(AuthenticationTest, LogsAPeerWithoutProofOnce) {
+  testing::internal::CaptureStderr();
+  for (std::uint64_t i = 1; i <= 3; ++i) {
+    RawPeer(context, producer.endpoint()).close();
+    ASSERT_TRUE(run_until(context, [&] { return producer.counters().unauthenticated_accepted == i; }));
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.find("refusing 127.0.0.1"), said.rfind("refusing 127.0.0.1")) << said;
+  EXPECT_THAT(said, HasSubstr("refusing 127.0.0.1"));
+}
+
+TEST_F(AuthenticationTest, GivesUpOnAPeerThatDoesNotProveItself) {
+  const auto start = std::chrono::steady_clock::now();
+  RawPeer peer(context, producer.endpoint());
+  peer.write("kv");
+  ASSERT_TRUE(run_until(context, [&] { return producer.counters().unauthenticated_accepted == 1; }));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, kProofLimit);
+}
+
+TEST_F(AuthenticationTest, GivesUpOnAListenerThatDoesNotProveItself) {
+  tcp::acceptor mute(context, {asio::ip::make_address("127.0.0.1"), 0});
+  const ConnectionId id = consumer.connect({"127.0.0.1", mute.local_endpoint().port()});
+  ASSERT_TRUE(run_until(context, [&] { return !consumer.closed.empty(); }));
+  EXPECT_THAT(consumer.closed, ElementsAre(Node::Closed{id, ErrorCode::kTimeout}));
+}
+
+TEST_F(AuthenticationTest, ClosesASessionInWhichAFrameWasChanged) {
+  connect();
+  middle.on_forth = [](std::string& bytes) { bytes[bytes.size() - kMacBytesOnWire - 1] ^= 1; };
+  consumer.send(to_producer, writing(2));
+  expect_forged();
+}
+
+TEST_F(AuthenticationTest, ClosesASessionInWhichAFrameWasRepeated) {
+  connect();
+  middle.on_forth = [](std::string& bytes) { bytes += bytes; };
+  consumer.send(to_producer, writing(2));
+  ASSERT_TRUE(run_until(context, [&] { return !producer.closed.empty(); }));
+  EXPECT_EQ(producer.received.size(), 2u) << "the first time it was right";
+  EXPECT_EQ(producer.counters().frames_forged, 1u);
+}
+
+TEST_F(AuthenticationTest, ClosesASessionInWhichAFrameWasLeftOut) {
+  connect();
+  middle.on_forth = [](std::string& bytes) { bytes.clear(); };
+  consumer.send(to_producer, writing(2));
+  run_ready(context);
+  middle.on_forth = [](std::string&) {};
+  consumer.send(to_producer, writing(3));
+  expect_forged();
+}
+
+TEST_F(AuthenticationTest, ClosesASessionIntoWhichAPlainFrameWasPut) {
+  connect();
+  middle.on_forth = [](std::string& bytes) {
+    const std::vector<std::byte> plain = frame(writing(9));
+    bytes.assign(reinterpret_cast<const char*>(plain.data()), plain.size());
+    bytes += std::string(kMacBytesOnWire, 'x');
+  };
+  consumer.send(to_producer, writing(2));
+  expect_forged();
+}
+
+TEST_F(AuthenticationTest, GivesNothingToASessionWhoseHandshakeIsPlayedAgain) {
+  std::string said;
+  middle.on_forth = [&](std::string& bytes) { said += bytes; };
+  connect();
+  const std::uint64_t before = producer.counters().unauthenticated_accepted;
+
+  RawPeer replay(context, producer.endpoint());
+  replay.write(said);
+
+  ASSERT_TRUE(run_until(context, [&] { return producer.counters().unauthenticated_accepted == before + 1; }));
+  EXPECT_EQ(producer.received.size(), 1u);
 }
 
 }  // namespace

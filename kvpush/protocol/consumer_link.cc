@@ -15,7 +15,7 @@ namespace {
 // Whether trying again soon would end the same way.
 bool is_lasting(ErrorCode code) {
   return code == ErrorCode::kVersionMismatch || code == ErrorCode::kLayoutMismatch || code == ErrorCode::kUnavailable ||
-         code == ErrorCode::kStopped;
+         code == ErrorCode::kStopped || code == ErrorCode::kUnauthenticated;
 }
 
 }  // namespace

@@ -165,6 +165,8 @@ Result<void> StandinEngine::Impl::open_agent() {
   auto agent = Agent::open({.engine_id = options_.engine_id,
                             .control = {options_.directory.host, 0},
                             .http = {options_.directory.host, 0},
+                            .secret_file = options_.secret_file,
+                            .allow_unauthenticated = options_.allow_unauthenticated,
                             .transports = options_.transports,
                             .protocol = options_.protocol},
                            cache_.layout(), {cache_.memory()});

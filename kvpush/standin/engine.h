@@ -27,6 +27,9 @@ struct StandinOptions {
   Endpoint listen{"127.0.0.1", 0};
   // Its host is also what peers are told, and where the agent listens.
   Endpoint directory{"127.0.0.1", 0};
+  // See AgentOptions.
+  std::string secret_file{};
+  bool allow_unauthenticated = false;
   std::vector<TransportFactory> transports{};
   ProtocolOptions protocol{};
   KvShape kv{};

@@ -238,9 +238,9 @@ const LimitCase kLimitCases[] = {
     {"ChosenAddress", [](auto n) { return Assign{{}, "cma", std::vector<std::byte>(n)}; }, kTransportAddressBytesMax},
     {"RefusalText", [](auto n) { return Refused{ErrorCode::kBusy, text(n)}; }, kRefusalBytesMax},
     {"RefusalCode", [](auto n) { return Refused{static_cast<ErrorCode>(n), ""}; },
-     static_cast<std::size_t>(ErrorCode::kStaleSession)},
+     static_cast<std::size_t>(ErrorCode::kUnauthenticated)},
     {"FailureCode", [](auto n) { return Failed{{}, static_cast<ErrorCode>(n), true}; },
-     static_cast<std::size_t>(ErrorCode::kStaleSession)},
+     static_cast<std::size_t>(ErrorCode::kUnauthenticated)},
     {"UnwantedTransferId", [](auto n) { return Unwanted{text(n)}; }, kTransferIdBytesMax},
     {"ExpectedTransferId", [](auto n) { return Expect{text(n)}; }, kTransferIdBytesMax},
     {"AdmittedTransferId", [](auto n) { return Admitted{text(n)}; }, kTransferIdBytesMax},
@@ -313,7 +313,7 @@ TEST(Decode, RefusesALongText) {
 }
 
 TEST(Decode, RefusesAnUnknownErrorCode) {
-  for (const ErrorCode code : {ErrorCode{0}, ErrorCode{18}, ErrorCode{255}}) {
+  for (const ErrorCode code : {ErrorCode{0}, ErrorCode{19}, ErrorCode{255}}) {
     HostilePeer peer;
     expect_bad(decode(peer.frame(flat::CreateFailed(peer.builder, 1, static_cast<std::uint8_t>(code), true))),
                "error code is unknown");

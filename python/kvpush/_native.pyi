@@ -14,8 +14,12 @@ class Agent:
         regions: list[tuple[int, int]],
         rank: int = 0,
         rank_count: int = 1,
+        secret_file: str = "",
+        allow_unauthenticated: bool = False,
     ) -> Agent:
         """Starts an agent that listens on host:control_port (0: any port).
+
+        Without a `secret_file` (docs/authentication.md) it listens on loopback alone, unless `allow_unauthenticated`.
 
         `regions` are (address, bytes) of memory that holds every plane and stays mapped until stop() has returned.
         Raises Error: bad_config, layout_mismatch, out_of_region, unavailable.

@@ -34,12 +34,15 @@ class PythonAgent {
  public:
   static std::unique_ptr<PythonAgent> open(std::string engine_id, const std::string& host, std::uint16_t control_port,
                                            const std::string& transport, const nb::list& planes,
-                                           const nb::list& regions, std::uint32_t rank, std::uint32_t rank_count) {
+                                           const nb::list& regions, std::uint32_t rank, std::uint32_t rank_count,
+                                           std::string secret_file, bool allow_unauthenticated) {
     AgentOptions options{.engine_id = std::move(engine_id),
                          .rank = rank,
                          .rank_count = rank_count,
                          .control = {host, control_port},
                          .http = {host, 0},
+                         .secret_file = std::move(secret_file),
+                         .allow_unauthenticated = allow_unauthenticated,
                          .transports = value_or_raise(transport_factories(transport))};
     RankLayout layout = to_layout(planes);
     std::vector<MemoryRange> memory = to_regions(regions);
@@ -125,7 +128,8 @@ NB_MODULE(_native, module) {
   module.attr("version") = KVPUSH_VERSION;
   nb::class_<PythonAgent>(module, "Agent")
       .def_static("open", &PythonAgent::open, nb::kw_only(), "engine_id"_a, "host"_a, "control_port"_a, "transport"_a,
-                  "planes"_a, "regions"_a, "rank"_a = 0, "rank_count"_a = 1)
+                  "planes"_a, "regions"_a, "rank"_a = 0, "rank_count"_a = 1, "secret_file"_a = "",
+                  "allow_unauthenticated"_a = false)
       .def_prop_ro("document", &PythonAgent::document)
       .def_prop_ro("event_fd", &PythonAgent::event_fd)
       .def("submit", &PythonAgent::submit, "commands"_a)

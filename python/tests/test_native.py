@@ -27,7 +27,7 @@ class Rank:
         shape = (LAYERS, BLOCKS, HEADS, SLOTS, ROW)
         self.cache = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
         region = (self.cache.data_ptr(), self.cache.nbytes)
-        planes = [self._plane(layer, dtype) for layer in range(LAYERS)]
+        planes = [self.plane(layer, dtype) for layer in range(LAYERS)]
         self.agent = Agent.open(
             engine_id=name, host="127.0.0.1", control_port=0, transport=transport, planes=planes, regions=[region]
         )
@@ -35,7 +35,7 @@ class Rank:
         self.directory.set_ranks([self.agent.document])
         self.events: dict[str, Event] = {}
 
-    def _plane(self, layer: int, dtype: str) -> Plane:
+    def plane(self, layer: int, dtype: str) -> Plane:
         cache = self.cache[layer]
         return Plane(
             layer=f"layer.{layer}",
@@ -294,6 +294,23 @@ def test_errors_have_the_name_of_their_code():
     with pytest.raises(Error) as refused:
         directory.set_ranks(["{}"])
     assert refused.value.code == "bad_message"
+
+
+@pytest.mark.parametrize(("host", "secret_file"), [("0.0.0.0", ""), ("127.0.0.1", "/nowhere")])
+def test_an_agent_that_others_reach_needs_a_secret_that_can_be_read(host, secret_file):
+    rank = Rank("e", seed=1)
+    region = (rank.cache.data_ptr(), rank.cache.nbytes)
+    with pytest.raises(Error, match=r"bad_config.*secret_file"):
+        Agent.open(
+            engine_id="e",
+            host=host,
+            control_port=0,
+            transport="cma",
+            planes=[rank.plane(0, "uint8")],
+            regions=[region],
+            secret_file=secret_file,
+        )
+    rank.stop()
 
 
 def test_the_directory_tells_of_transfers(pair):

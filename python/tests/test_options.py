@@ -12,8 +12,13 @@ from kvpush.vllm.options import Options, check_supported
 
 def test_options_have_defaults_and_the_port_that_vllm_was_given():
     options = Options.read({}, kv_port=5000)
-    assert options == Options("127.0.0.1", 5000, 0, "auto", 1.0)
+    assert options == Options("127.0.0.1", 5000, 0, "auto", "", False, 1.0)
     assert Options.read({"directory_port": 6000, "idle_wait_ms": 0}, kv_port=5000).directory_port == 6000
+
+
+def test_options_say_how_peers_are_authenticated():
+    assert Options.read({"secret_file": "/etc/kvpush/secret"}, kv_port=5000).secret_file == "/etc/kvpush/secret"
+    assert Options.read({"allow_unauthenticated": True}, kv_port=5000).allow_unauthenticated
 
 
 def test_unknown_keys_are_named():
@@ -27,6 +32,9 @@ def test_unknown_keys_are_named():
         ("host", ""),
         ("host", 5),
         ("transport", None),
+        ("secret_file", None),
+        ("allow_unauthenticated", "yes"),
+        ("allow_unauthenticated", 1),
         ("directory_port", "80"),
         ("directory_port", -1),
         ("control_port", 65536),

@@ -132,6 +132,8 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
             host=self._options.host,
             control_port=self._options.control_port,
             transport=self._options.transport,
+            secret_file=self._options.secret_file,
+            allow_unauthenticated=self._options.allow_unauthenticated,
             planes=layout.planes(self._kv_cache_config, kv_caches, _packing(self._vllm_config, kv_caches)),
             regions=layout.regions(kv_caches),
         )

@@ -18,6 +18,9 @@ class Options:
     control_port: TCP port for the sessions of peers; 0: any free port.
     transport: how bytes move: "auto", "cma", "nixl", "ucx"; "nixl:PLUGIN;key=value" names NIXL's plugin and its
         parameters.
+    secret_file: path of the secret that all peers must know (docs/authentication.md). "": none, and `host` has to be a
+        loopback address.
+    allow_unauthenticated: listen on any `host` without a secret.
     idle_wait_ms: how long a step without tokens waits for a transfer to end, at most.
     """
 
@@ -25,6 +28,8 @@ class Options:
     directory_port: int = 14579
     control_port: int = 0
     transport: str = "auto"
+    secret_file: str = ""
+    allow_unauthenticated: bool = False
     idle_wait_ms: float = 1.0
 
     @staticmethod
@@ -41,6 +46,10 @@ class Options:
         for name in ("host", "transport"):
             if not isinstance(getattr(options, name), str) or not getattr(options, name):
                 raise ValueError(f"kv_connector_extra_config: {name} is no text")
+        if not isinstance(options.secret_file, str):
+            raise ValueError("kv_connector_extra_config: secret_file is no text")
+        if not isinstance(options.allow_unauthenticated, bool):
+            raise ValueError("kv_connector_extra_config: allow_unauthenticated is neither true nor false")
         for name in ("directory_port", "control_port"):
             port = getattr(options, name)
             if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 65536:
