@@ -26,6 +26,7 @@ constexpr std::uint64_t kTokenBytes = 32;
 class RecordingControl : public Control {
  public:
   std::uint16_t port() const override { return 1; }
+  const ControlCounters& counters() const override { return counters_; }
   ConnectionId connect(const Endpoint&) override { return ConnectionId{99}; }
   void send(ConnectionId, const Message& message) override { sent.push_back(message); }
   void close(ConnectionId connection) override { closed.push_back(connection); }
@@ -33,6 +34,9 @@ class RecordingControl : public Control {
 
   std::vector<Message> sent;
   std::vector<ConnectionId> closed;
+
+ private:
+  ControlCounters counters_;
 };
 
 RankLayout layout_of(const std::vector<std::byte>& memory) {

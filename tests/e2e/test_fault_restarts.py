@@ -82,12 +82,12 @@ def test_a_port_that_is_taken_ends_the_engine_with_a_sentence(flag):
 # Shows C6.
 @pytest.mark.parametrize("flag", ["--listen", "--directory"])
 def test_a_host_of_another_machine_ends_the_engine_with_a_sentence(flag):
-    expect_refusal(flag, "192.0.2.1:0", "listen")  # an address kept for documents
+    expect_refusal(flag, "192.0.2.1:0", "listen", "--allow-unauthenticated")  # an address kept for documents
 
 
-def expect_refusal(flag: str, address: str, says: str) -> None:
+def expect_refusal(flag: str, address: str, says: str, *more: str) -> None:
     places = {"--listen": "127.0.0.1:0", "--directory": "127.0.0.1:0"} | {flag: address}
-    command = [engine_binary(), *(part for place in places.items() for part in place)]
+    command = [engine_binary(), *(part for place in places.items() for part in place), *more]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     errors = [line for line in ended.stderr.splitlines() if line.startswith("kvpush-engine: ")]
     assert (ended.returncode, len(errors)) == (2, 1), ended.stderr
