@@ -49,7 +49,11 @@ class Stage {
 
   std::unique_ptr<Control> open() {
     const auto opened = [this](ConnectionId) { ++counts_.opened; };
-    auto control = Control::open(io_, {"127.0.0.1", 0},
+    const auto ended = [this](ConnectionId, const Error& error) {
+      KVPUSH_CHECK(is_of_a_peer(error.code), "the peer is why it ended");
+      ++counts_.closed;
+    };
+    auto control = Control::open(io_, {},
                                  {.accepted = opened,
                                   .connected = opened,
                                   .received =
@@ -58,17 +62,15 @@ class Stage {
                                         check_sendable(message);
                                         control_->send(id, message);
                                       },
-                                  .closed =
-                                      [this](ConnectionId, Error error) {
-                                        KVPUSH_CHECK(is_of_a_peer(error.code), "the peer is why it ended");
-                                        ++counts_.closed;
-                                      }});
+                                  .closed = ended,
+                                  .refused = ended});
     KVPUSH_CHECK(control.has_value(), "a control plane can listen");
     return std::move(*control);
   }
 
   static bool is_of_a_peer(ErrorCode code) {
-    return code == ErrorCode::kBadMessage || code == ErrorCode::kPeerLost || code == ErrorCode::kFull;
+    return code == ErrorCode::kBadMessage || code == ErrorCode::kPeerLost || code == ErrorCode::kFull ||
+           code == ErrorCode::kUnauthenticated;
   }
 
   Speaker answer_dial(std::string text) {
