@@ -88,8 +88,8 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   ++counters_.sends;
   requests_.emplace(command.request, command.transfer_id);
   transfer.send = command;
-  transfer.lost.reset();
-  if (forget_loss(command.transfer_id)) transfer.lost = now;
+  transfer.left.reset();
+  if (forget_loss(command.transfer_id)) transfer.left = now;
   transfer.times.offered = now;
   const std::set<RegistrationKey> waiting = transfer.registrations;
   for (const RegistrationKey& key : waiting) {

@@ -175,7 +175,7 @@ class Producer {
     std::optional<Incarnation> consumer;  // the engine it is bound to
     std::string consumer_id;              // its engine id, for people
     bool unbound = false;                 // another engine may take over
-    std::optional<Instant> lost;          // when the consumer was last heard of, or Send came, if its session is lost
+    std::optional<Instant> left;          // since when its consumer is lost or has revoked; not before Send
     std::uint32_t rank_count = 0;         // of the consumer
     std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it
     std::set<RegistrationKey> registrations;
@@ -238,7 +238,7 @@ class Producer {
   // The transfer is not expected by this consumer rank any more.
   void forget_expectation(const ConsumerKey& consumer, const TransferId& transfer_id, Instant now, Actions& out);
   void tell_admitted(const TransferId& transfer_id, Actions& out);
-  // Whoever asked for the transfer or expects it was last heard of then.
+  // Whoever asked for the transfer or expected it was last heard of then, or gave up.
   void note_loss(const TransferId& transfer_id, Instant last_heard, Instant now, Actions& out);
   bool forget_loss(const TransferId& transfer_id);
   // Keeps the outcome of a registration until Done.
@@ -261,7 +261,7 @@ class Producer {
   std::unordered_map<TransferId, ErrorCode> closed_;
   std::unordered_map<TransferId, std::set<ConsumerKey>> expected_;
   std::set<TransferId> admitted_;  // neither sent nor withdrawn yet
-  // Their consumers were lost before Send; at most kRequestsMax, any of them gives way to a new one.
+  // Their consumers were lost, or revoked, before Send; at most kRequestsMax, any of them gives way to a new one.
   std::set<TransferId> lost_;
   Turns turns_;
   std::set<Peer> closing_;  // their sessions are gone, their last batches are in flight

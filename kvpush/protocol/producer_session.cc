@@ -193,7 +193,7 @@ void Producer::on(ConnectionId connection, Session& session, const Expect& messa
   const bool is_sent = found != transfers_.end() && found->second.send;
   if (is_sent || admitted_.contains(id)) out.push_back(SendMessage{connection, Admitted{id}});
   if (is_sent) {
-    found->second.lost.reset();
+    found->second.left.reset();
     settle_transfer(id, now, out);
   }
 }
@@ -310,7 +310,7 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   for (const RegistrationKey& registration : ours) {
     const TransferId transfer_id = registrations_.at(registration).transfer_id;
     const auto transfer = transfers_.find(transfer_id);
-    if (transfer != transfers_.end()) transfer->second.lost = last_heard;
+    if (transfer != transfers_.end()) transfer->second.left = last_heard;
     fail_registration(registration, ErrorCode::kPeerLost, now, out);
     note_loss(transfer_id, last_heard, now, out);
   }

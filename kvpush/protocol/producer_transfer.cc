@@ -48,7 +48,7 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
     return fail(ErrorCode::kBadMessage, "ranks of one engine disagree about its rank count");
   }
   transfer.unbound = false;
-  transfer.lost.reset();
+  transfer.left.reset();
   forget_loss(transfer_id);
   return &transfer;
 }
@@ -149,6 +149,7 @@ void Producer::end_registration(const RegistrationKey& key, bool delivered, Inst
   }
   if (transfer->second.registrations.empty()) transfer->second.unbound = true;
   settle_transfer(registration.transfer_id, now, out);
+  if (registration.revoked) note_loss(registration.transfer_id, now, now, out);
 }
 
 void Producer::rank_ended(const TransferId& transfer_id, std::uint32_t rank, Instant now, Actions& out) {
@@ -190,9 +191,9 @@ void Producer::settle_transfer(const TransferId& transfer_id, Instant now, Actio
   if (!transfer.ending && !all_ended) {
     const Instant limit = transfer.times.offered + options_.hold_limit;
     if (expected_.contains(transfer_id)) return deadlines_.set(hold, limit);
-    // A consumer that was lost, or another in its place, comes within a lease or not at all.
+    // A consumer that was lost or gave up, or another in its place, comes within a lease or not at all.
     const Instant until =
-        transfer.lost ? *transfer.lost + std::min(options_.lease, options_.hold_timeout) : now + options_.hold_timeout;
+        transfer.left ? *transfer.left + std::min(options_.lease, options_.hold_timeout) : now + options_.hold_timeout;
     return deadlines_.set(hold, std::min(until, limit));
   }
 
@@ -239,7 +240,7 @@ void Producer::note_loss(const TransferId& transfer_id, Instant last_heard, Inst
   const auto found = transfers_.find(transfer_id);
   if (found != transfers_.end() && !found->second.registrations.empty()) return;
   if (found != transfers_.end() && found->second.send) {
-    found->second.lost = last_heard;
+    found->second.left = last_heard;
     return settle_transfer(transfer_id, now, out);
   }
   if (lost_.size() >= kRequestsMax && !lost_.contains(transfer_id)) forget_loss(TransferId(*lost_.begin()));

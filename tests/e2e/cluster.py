@@ -135,10 +135,11 @@ def cluster(
     decode: int = 1,
     blocks: int = 256,
     lease_s: float = LEASE_S,
+    hold_s: float = HOLD_S,
     has_link: bool = False,
 ) -> Iterator[Cluster]:
     """With a link, decode's sessions to the first prefill engine go through it."""
-    times = ("--lease-ms", str(round(lease_s * 1000)), "--hold-ms", str(round(HOLD_S * 1000)))
+    times = ("--lease-ms", str(round(lease_s * 1000)), "--hold-ms", str(round(hold_s * 1000)))
     flags = ("--no-prefix-caching", "--blocks", str(blocks), *times, *flags)
     with ExitStack() as stack:
         ps = [stack.enter_context(EngineProcess("prefill", *flags)) for _ in range(prefill)]
