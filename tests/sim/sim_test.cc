@@ -16,8 +16,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// Under sanitizers about a quarter of a minute.
-constexpr std::uint64_t kSeeds = 40;
+constexpr std::uint64_t kSeeds = 25;
 
 std::vector<std::string> faults_of(const Scenario& scenario, Figures& figures) {
   Simulation simulation(scenario);
