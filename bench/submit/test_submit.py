@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -107,6 +108,7 @@ def test_the_picture_has_a_bar_for_each_row():
     assert submit_report.picture(rows).count("<rect") == len(rows) == 4
 
 
+@pytest.mark.skipif("KVPUSH_LONG" not in os.environ, reason="takes a minute: only with tools/check --long")
 def test_a_short_run_measures_kvpush(tmp_path):
     """Without vLLM, which takes a minute to import on a busy machine."""
     if not LIBRARY.exists():
