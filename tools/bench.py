@@ -48,8 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    process.end_on_signals()
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
+    process.run_program(main)

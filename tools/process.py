@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_LIMIT_S = 10.0  # a vLLM server without requests needs about three
@@ -43,6 +44,17 @@ def end_on_signals() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Ends this process with main()'s status, or with one line about a child or a signal that ended it."""
+    end_on_signals()
+    try:
+        sys.exit(main())
+    except ProcessError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
 
 
 def stat_fields(stat: Path) -> list[str]:

@@ -27,7 +27,7 @@ import report
 import results
 import servers
 import ways
-from process import ROOT, ProcessError, end_on_signals
+from process import ROOT, run_program
 from results import say
 
 OUT = ROOT / "build" / "bench" / "peers"
@@ -191,10 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main())
-    except ProcessError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
+    run_program(main)

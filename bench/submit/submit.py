@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import results
 import submit_report
 from bench import build
-from process import ROOT, ProcessError, end_on_signals
+from process import ROOT, run_program
 from results import say
 from submit_case import CASES, Case
 from worker import PYTHON, Worker, rotated, started
@@ -131,10 +131,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main())
-    except ProcessError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
+    run_program(main)

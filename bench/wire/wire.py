@@ -25,7 +25,7 @@ import results
 import wire_perftest
 import wire_report
 from bench import build
-from process import ROOT, ProcessError, end_on_signals
+from process import ROOT, run_program
 from results import say
 from wire_report import Load, Sample
 from worker import APPS, PYTHON, Worker, rotated, started
@@ -161,10 +161,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    try:
-        sys.exit(main())
-    except ProcessError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
+    run_program(main)

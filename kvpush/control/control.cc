@@ -65,6 +65,15 @@ void set_option(tcp::socket& socket, int level, int name, int value) {
   static_cast<void>(::setsockopt(socket.native_handle(), level, name, &value, sizeof(value)));
 }
 
+// What a frame begins with, little-endian: how many bytes of message follow.
+constexpr std::size_t kLengthBytes = 4;
+
+std::uint32_t size_of(std::span<const std::byte, kLengthBytes> length) {
+  std::uint32_t size = 0;
+  for (std::size_t i = 0; i < length.size(); ++i) size |= std::to_integer<std::uint32_t>(length[i]) << (8 * i);
+  return size;
+}
+
 Nonce new_nonce() {
   Nonce nonce;
   KVPUSH_CHECK(::getentropy(nonce.data(), nonce.size()) == 0, "the kernel gives random bytes");
@@ -221,7 +230,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Macs> macs_;  // from then on
   bool has_heard_ = false;    // the length of a first frame
 
-  std::array<std::byte, 4> length_{};
+  std::array<std::byte, kLengthBytes> length_{};
   std::vector<std::byte> body_;
 
   std::vector<std::byte> out_;  // frames; the first sent_ bytes are in the kernel
@@ -327,8 +336,7 @@ void Connection::read_length() {
 
 void Connection::on_length() {
   if (!std::exchange(has_heard_, true) && !macs_ && is_handshake(length_)) return on_foreign_handshake();
-  std::uint32_t size = 0;
-  for (std::size_t i = 0; i < length_.size(); ++i) size |= std::to_integer<std::uint32_t>(length_[i]) << (8 * i);
+  const std::uint32_t size = size_of(length_);
   if (size > kFrameBytesMax) return refuse({ErrorCode::kBadMessage, "a frame is too large"});
   read_body(size + static_cast<std::uint32_t>(macs_ ? kMacBytes : 0));
 }
@@ -377,7 +385,7 @@ void Connection::send(const Message& message) {
 // What out_ holds from `begin` on is one frame.
 void Connection::seal(std::size_t begin) {
   const std::span<const std::byte> frame = std::span(out_).subspan(begin);
-  const Mac mac = macs_->sending.next(frame.first(length_.size()), frame.subspan(length_.size()));
+  const Mac mac = macs_->sending.next(frame.first(kLengthBytes), frame.subspan(kLengthBytes));
   out_.insert(out_.end(), mac.begin(), mac.end());
 }
 
@@ -385,8 +393,7 @@ void Connection::seal(std::size_t begin) {
 void Connection::seal_queued() {
   const std::vector<std::byte> frames = std::exchange(out_, {});
   for (std::span<const std::byte> rest = frames; !rest.empty();) {
-    std::size_t size = length_.size();
-    for (std::size_t i = 0; i < length_.size(); ++i) size += std::to_integer<std::size_t>(rest[i]) << (8 * i);
+    const std::size_t size = kLengthBytes + size_of(rest.first<kLengthBytes>());
     const std::size_t begin = out_.size();
     out_.insert(out_.end(), rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(size));
     seal(begin);

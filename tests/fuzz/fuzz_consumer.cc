@@ -34,11 +34,6 @@ const std::vector<TransportView>& transports() {
   return kTransports;
 }
 
-const RankLayout& own_layout() {
-  static const RankLayout kLayout = small_layout(std::uint64_t{1} << 32, 0, 1);
-  return kLayout;
-}
-
 // What all producer ranks together deliver for a request with these tokens.
 std::uint64_t bytes_of(TokenRange tokens) {
   std::uint64_t token_bytes = 0;

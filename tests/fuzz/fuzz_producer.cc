@@ -34,11 +34,6 @@ const std::vector<TransportView>& transports() {
   return kTransports;
 }
 
-const RankLayout& own_layout() {
-  static const RankLayout kLayout = small_layout(std::uint64_t{1} << 32, 0, 1);
-  return kLayout;
-}
-
 bool is_inside(const RankLayout& layout, std::uint64_t address, std::uint64_t length) {
   return std::ranges::any_of(layout.planes, [&](const Plane& plane) {
     const MemoryRange memory = extent(plane);

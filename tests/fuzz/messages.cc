@@ -189,4 +189,9 @@ RankLayout small_layout(std::uint64_t base, std::uint32_t rank, std::uint32_t ra
   return layout;
 }
 
+const RankLayout& own_layout() {
+  static const RankLayout kLayout = small_layout(std::uint64_t{1} << 32, 0, 1);
+  return kLayout;
+}
+
 }  // namespace kvpush::testing

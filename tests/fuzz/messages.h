@@ -28,5 +28,7 @@ BlockTables any_tables(Choices& choices);
 
 // A cache of two layers in 64 blocks of 4 tokens, with heads of 2 in all; every rank of an engine has its share.
 RankLayout small_layout(std::uint64_t base, std::uint32_t rank, std::uint32_t rank_count);
+// Of the rank whose machine is fuzzed; the only one of its engine.
+const RankLayout& own_layout();
 
 }  // namespace kvpush::testing

@@ -35,7 +35,7 @@ std::string steps(std::initializer_list<Step> each) {
 
 // Of each kind one.
 std::vector<Message> messages() {
-  const RankLayout layout = small_layout(std::uint64_t{1} << 32, 0, 1);
+  const RankLayout& layout = own_layout();
   const std::vector<TransportOffer> offers = {{"fencing", {std::byte{1}}}, {"plain", {}}};
   return {Hello{kProtocolVersion, {"C", {7}, 0, 1}, {1}, layout, offers},
           Welcome{kProtocolVersion, {"P", {1}, 0, 1}, layout, offers},
