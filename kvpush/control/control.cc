@@ -158,11 +158,13 @@ struct ConnectionEvents {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // Without a secret, none is asked for.
-  Connection(tcp::socket socket, Side side, std::shared_ptr<const Secret> secret, ConnectionEvents events)
+  Connection(tcp::socket socket, Side side, const ControlLimits& limits, std::shared_ptr<const Secret> secret,
+             ConnectionEvents events)
       : socket_(std::move(socket)),
         resolver_(socket_.get_executor()),
         timer_(socket_.get_executor()),
         side_(side),
+        limits_(limits),
         secret_(std::move(secret)),
         events_(std::move(events)) {}
 
@@ -215,8 +217,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   tcp::socket socket_;
   tcp::resolver resolver_;
-  asio::steady_timer timer_;  // kConnectLimit, kProofLimit
+  asio::steady_timer timer_;  // one of limits_
   const Side side_;
+  const ControlLimits limits_;
   const std::shared_ptr<const Secret> secret_;  // outlives what is keyed by it below
   ConnectionEvents events_;
   State state_ = State::kConnecting;
@@ -239,7 +242,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 };
 
 void Connection::dial(const Endpoint& peer) {
-  timer_.expires_after(kConnectLimit);
+  timer_.expires_after(limits_.connect);
   timer_.async_wait(while_live([this](error_code) {
     if (state_ <= State::kProving) end({ErrorCode::kTimeout, "the peer did not answer within the connect limit"});
   }));
@@ -286,7 +289,7 @@ void Connection::start() {
 void Connection::prove() {
   state_ = State::kProving;
   if (side_ == Side::kAcceptor) {
-    timer_.expires_after(kProofLimit);
+    timer_.expires_after(limits_.proof);
     timer_.async_wait(while_live([this](error_code) {
       if (state_ == State::kProving) end({ErrorCode::kTimeout, "the peer did not prove its secret in time"});
     }));
@@ -473,8 +476,9 @@ void Connection::release() {
 // Owner of the listener and the connections.
 class ControlPlane final : public Control {
  public:
-  ControlPlane(asio::io_context& context, std::shared_ptr<const Secret> secret, ControlEvents events)
-      : context_(context), secret_(std::move(secret)), events_(std::move(events)) {}
+  ControlPlane(asio::io_context& context, const ControlLimits& limits, std::shared_ptr<const Secret> secret,
+               ControlEvents events)
+      : context_(context), limits_(limits), secret_(std::move(secret)), events_(std::move(events)) {}
   ~ControlPlane() override { stop(); }
 
   Result<void> listen(const ControlOptions& options);
@@ -495,6 +499,7 @@ class ControlPlane final : public Control {
   void remove(ConnectionId connection);
 
   asio::io_context& context_;
+  const ControlLimits limits_;
   const std::shared_ptr<const Secret> secret_;
   const ControlEvents events_;
   std::shared_ptr<Listener> listener_;
@@ -570,7 +575,7 @@ std::shared_ptr<Connection> ControlPlane::add(Side side, tcp::socket socket) {
   };
   error_code unconnected;
   const auto peer = socket.remote_endpoint(unconnected);
-  auto connection = std::make_shared<Connection>(std::move(socket), side, secret_, std::move(events));
+  auto connection = std::make_shared<Connection>(std::move(socket), side, limits_, secret_, std::move(events));
   if (side == Side::kAcceptor) ++accepted_count_;
   connections_.emplace(id, Entry{side, unconnected ? "" : peer.address().to_string(), connection});
   return connection;
@@ -622,7 +627,7 @@ Result<std::unique_ptr<Control>> Control::open(asio::io_context& context, const 
     if (!read) return std::unexpected(read.error());
     secret = *std::move(read);
   }
-  auto control = std::make_unique<ControlPlane>(context, std::move(secret), std::move(events));
+  auto control = std::make_unique<ControlPlane>(context, options.limits, std::move(secret), std::move(events));
   if (const auto ok = control->listen(options); !ok) return std::unexpected(ok.error());
   return control;
 }

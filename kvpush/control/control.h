@@ -21,14 +21,18 @@ class io_context;
 
 namespace kvpush {
 
-// The kernel repeats a lost first packet after one and three seconds; half of session_limit, so that a second try has a
-// chance.
-inline constexpr Duration kConnectLimit = std::chrono::seconds{5};
 // Bytes that wait for a peer to read: every registration a consumer can have (kRegistrationsMax, 256 bytes or less of
 // each), or one message of any size while another leaves.
 inline constexpr std::size_t kSendQueueBytesMax = 2 * kFrameBytesMax;
-// A proof takes one round trip, and a port is open to everybody: an accepted connection holds its place no longer.
-inline constexpr Duration kProofLimit = std::chrono::seconds{5};
+
+// How long a peer may take; tests wait less.
+struct ControlLimits {
+  // The kernel repeats a lost first packet after one and three seconds; half of session_limit, so that a second try has
+  // a chance.
+  Duration connect = std::chrono::seconds{5};
+  // A proof takes one round trip, and a port is open to everybody: an accepted connection holds its place no longer.
+  Duration proof = std::chrono::seconds{5};
+};
 
 struct ControlOptions {
   Endpoint listen{"127.0.0.1", 0};  // port 0: the kernel chooses
@@ -36,6 +40,7 @@ struct ControlOptions {
   std::string secret_file{};
   // Listens beyond loopback without a secret.
   bool allow_unauthenticated = false;
+  ControlLimits limits{};
 };
 
 // What the control plane tells its owner; each is called on the agent's thread, never from inside a Control call.
@@ -72,7 +77,7 @@ class Control {
   // The port that was bound.
   virtual std::uint16_t port() const = 0;
   virtual const ControlCounters& counters() const = 0;
-  // Begins to connect; ends with `connected`, `refused` (kUnauthenticated) or `closed` within kConnectLimit (kTimeout,
+  // Begins to connect; ends with `connected`, `refused` (kUnauthenticated) or `closed` within limits.connect (kTimeout,
   // or kPeerLost when the peer is not there). Numeric addresses and names.
   virtual ConnectionId connect(const Endpoint& peer) = 0;
   // Queues a message, also before `connected`. A connection whose queue would pass kSendQueueBytesMax is closed with

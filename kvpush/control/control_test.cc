@@ -35,6 +35,8 @@ using testing::IsEmpty;
 
 // Far beyond what anything here takes, so that only a fault reaches it.
 constexpr auto kPatience = 20s;
+// Of a control that is to give up, far below what ControlLimits says by itself.
+constexpr auto kShortLimit = 100ms;
 
 bool run_until(asio::io_context& context, const std::function<bool()>& happened) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -59,7 +61,7 @@ class Node {
     bool operator==(const Closed&) const = default;
   };
 
-  explicit Node(asio::io_context& context, const std::string& secret_file = "") {
+  explicit Node(asio::io_context& context, const ControlOptions& options = {}) {
     ControlEvents events{
         .accepted = [this](ConnectionId id) { on_event([&] { accepted.push_back(id); }); },
         .connected = [this](ConnectionId id) { on_event([&] { connected.push_back(id); }); },
@@ -73,7 +75,7 @@ class Node {
         .closed = [this](ConnectionId id, Error error) { on_event([&] { closed.push_back({id, error.code}); }); },
         .refused = [this](ConnectionId id, Error error) { on_event([&] { refused.emplace_back(id, error.what); }); },
     };
-    control_ = Control::open(context, {.secret_file = secret_file}, std::move(events)).value();
+    control_ = Control::open(context, options, std::move(events)).value();
   }
 
   Endpoint endpoint() const { return {"127.0.0.1", control_->port()}; }
@@ -391,10 +393,11 @@ TEST_F(ControlTest, GivesUpOnAPeerThatDoesNotAnswer) {
   RawPeer first(context, endpoint);
 
   const auto start = std::chrono::steady_clock::now();
-  const ConnectionId id = consumer.connect(endpoint);
+  Node hasty(context, {.limits = {.connect = kShortLimit}});
+  const ConnectionId id = hasty.connect(endpoint);
 
-  expect_closed(consumer, id, ErrorCode::kTimeout);
-  EXPECT_GE(std::chrono::steady_clock::now() - start, kConnectLimit);
+  expect_closed(hasty, id, ErrorCode::kTimeout);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, kShortLimit);
 }
 
 TEST_F(ControlTest, DeliversNothingAfterClose) {
@@ -646,8 +649,8 @@ class AuthenticationTest : public testing::Test {
   const SharedSecret file{'s'};
   const SharedSecret other{'o'};
   asio::io_context context;
-  Node producer{context, file.path()};
-  Node consumer{context, file.path()};
+  Node producer{context, {.secret_file = file.path()}};
+  Node consumer{context, {.secret_file = file.path()}};
   Middle middle{context, producer.endpoint()};
   ConnectionId to_producer;
 };
@@ -665,7 +668,7 @@ TEST_F(AuthenticationTest, CarriesMessagesBothWaysWhenTheSecretIsTheSame) {
 }
 
 TEST_F(AuthenticationTest, RefusesAnotherSecret) {
-  Node stranger(context, other.path());
+  Node stranger(context, {.secret_file = other.path()});
   expect_refused(stranger, producer);
   EXPECT_THAT(stranger.refused[0].second, HasSubstr("another secret"));
   EXPECT_THAT(producer.accepted, IsEmpty());
@@ -711,17 +714,19 @@ TEST_F(AuthenticationTest, LogsAPeerWithoutProofOnce) {
 
 TEST_F(AuthenticationTest, GivesUpOnAPeerThatDoesNotProveItself) {
   const auto start = std::chrono::steady_clock::now();
-  RawPeer peer(context, producer.endpoint());
+  Node hasty(context, {.secret_file = file.path(), .limits = {.proof = kShortLimit}});
+  RawPeer peer(context, hasty.endpoint());
   peer.write("kv");
-  ASSERT_TRUE(run_until(context, [&] { return producer.counters().unauthenticated_accepted == 1; }));
-  EXPECT_GE(std::chrono::steady_clock::now() - start, kProofLimit);
+  ASSERT_TRUE(run_until(context, [&] { return hasty.counters().unauthenticated_accepted == 1; }));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, kShortLimit);
 }
 
 TEST_F(AuthenticationTest, GivesUpOnAListenerThatDoesNotProveItself) {
   tcp::acceptor mute(context, {asio::ip::make_address("127.0.0.1"), 0});
-  const ConnectionId id = consumer.connect({"127.0.0.1", mute.local_endpoint().port()});
-  ASSERT_TRUE(run_until(context, [&] { return !consumer.closed.empty(); }));
-  EXPECT_THAT(consumer.closed, ElementsAre(Node::Closed{id, ErrorCode::kTimeout}));
+  Node hasty(context, {.secret_file = file.path(), .limits = {.connect = kShortLimit}});
+  const ConnectionId id = hasty.connect({"127.0.0.1", mute.local_endpoint().port()});
+  ASSERT_TRUE(run_until(context, [&] { return !hasty.closed.empty(); }));
+  EXPECT_THAT(hasty.closed, ElementsAre(Node::Closed{id, ErrorCode::kTimeout}));
 }
 
 TEST_F(AuthenticationTest, ClosesASessionInWhichAFrameWasChanged) {
