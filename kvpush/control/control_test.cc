@@ -414,8 +414,9 @@ TEST_F(ControlTest, DeliversNothingAfterClose) {
 
 TEST_F(ControlTest, TellsNoEndAfterClose) {
   connect();
+  const Message message = large_message();
   // The end is found in this call, and told later.
-  for (int i = 0; i < 100; ++i) consumer.send(to_producer, large_message());
+  for (int i = 0; i < 100; ++i) consumer.send(to_producer, message);
   consumer.close(to_producer);
   run_ready(context);
   EXPECT_THAT(consumer.closed, IsEmpty());
