@@ -35,8 +35,8 @@ class Agent:
         Raises Error "stopped", or TypeError and ValueError for values that are no commands.
         """
 
-    def take_events(self) -> list[tuple[str, str, str | None, int, float]]:
-        """The events so far, as tuples of the fields of `types.Event`."""
+    def take_events(self) -> list[tuple[str, str, str | None, int, float] | tuple[str, str, str, int]]:
+        """The events so far, as tuples of the fields of `types.Event` or `types.AwaitEnded`."""
 
     @property
     def event_fd(self) -> int:

@@ -47,7 +47,7 @@ class Decline(NamedTuple):
 
 class Await(NamedTuple):
     """Consumer: a request for this transfer is queued here; a Receive or Decline of it follows. Until then the producer
-    keeps its KV. Ends with exactly one "await" event."""
+    keeps its KV. Ends with exactly one AwaitEnded."""
 
     transfer_id: str
     host: str
@@ -85,18 +85,26 @@ Command = Receive | Abandon | Decline | Await | Admit | Send | Cancel | Withdraw
 
 
 class Event(NamedTuple):
-    """The end of a Receive, a Send or an Await: each has exactly one.
+    """The end of a Receive or a Send: each has exactly one.
 
-    An "await" names the transfer as its `request`: its prefill has begun, or there is nothing to wait for any more.
     `error` is None, or the name of an error code. `bytes` were delivered, within `seconds` after registration and
     computed prompt had met; both are 0 after an error.
     """
 
-    kind: Literal["receive", "send", "await"]
+    kind: Literal["receive", "send"]
     request: str
     error: str | None
     bytes: int
     seconds: float
+
+
+class AwaitEnded(NamedTuple):
+    """The end of an Await: its prefill has its blocks, or there is nothing to wait for any more."""
+
+    kind: Literal["await"]
+    transfer_id: str
+    host: str
+    port: int
 
 
 class Scheduled(NamedTuple):

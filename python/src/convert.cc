@@ -145,7 +145,7 @@ nb::tuple to_tuple(const Ended& ended) {
 }
 
 nb::tuple to_tuple(const AwaitEnded& ended) {
-  return nb::make_tuple("await", ended.transfer_id, nb::none(), 0, 0.0);
+  return nb::make_tuple("await", ended.transfer_id, ended.producer.host, ended.producer.port);
 }
 
 }  // namespace

@@ -12,9 +12,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpush.types import Abandon, Admit, Await, Cancel, Command, Decline, Receive, Scheduled, Send, Withdraw
-from kvpush.vllm.metadata import Step
-from kvpush.vllm.scheduler import Engine, Progress, SchedulerHalf
+from kvpush.types import Abandon, Admit, Await, AwaitEnded, Cancel, Command, Decline, Receive, Scheduled, Send, Withdraw
+from kvpush.vllm.metadata import Step, StepEnd
+from kvpush.vllm.options import Reserve
+from kvpush.vllm.scheduler import Engine, Pool, Progress, SchedulerHalf
 from kvpush.vllm.worker import Results, WorkerHalf
 
 BLOCK = 16
@@ -31,7 +32,7 @@ class FakeAgent:
         self.live: dict[str, str] = {}
         self.awaited: dict[Await, bool] = {}  # whether its event was there
         self.admitted: set[str] = set()
-        self.events: list[tuple[str, str, str | None, int, float]] = []
+        self.events: list[tuple[Any, ...]] = []
         self.waits: list[float] = []
         self.full = False
         self.slow = False
@@ -53,7 +54,7 @@ class FakeAgent:
                     self.cancelled.add(command.request)
         return True
 
-    def take_events(self) -> list[tuple[str, str, str | None, int, float]]:
+    def take_events(self) -> list[tuple[Any, ...]]:
         events, self.events = self.events, []
         return events
 
@@ -73,7 +74,7 @@ class FakeAgent:
         """Its prefill has begun."""
         if not self.awaited[awaited]:
             self.awaited[awaited] = True
-            self.events.append(("await", awaited.transfer_id, None, 0, 0.0))
+            self.events.append(AwaitEnded("await", *awaited))
 
     def _follow(self, command: Command) -> None:
         match command:
@@ -116,9 +117,26 @@ class Request:
 class FakeEngine:
     """One vLLM engine; `depth` batches are in flight at most (1: synchronous scheduling)."""
 
-    def __init__(self, *, depth: int = 1, recompute: bool = False, blocks: int = 1000, unit: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        depth: int = 1,
+        recompute: bool = False,
+        blocks: int = 1000,
+        unit: int = 1,
+        reserve: Reserve = "auto",
+        tokens_max: int = 8 * BLOCK,
+    ) -> None:
         ids = iter(range(10**6))
-        engine = Engine("10.0.0.1", 4711, produces=True, consumes=True, unit_tokens=unit, sends_early=depth == 2)
+        engine = Engine(
+            "10.0.0.1",
+            4711,
+            produces=True,
+            consumes=True,
+            unit_tokens=unit,
+            sends_early=depth == 2,
+            reserve=reserve,
+        )
         self.told: list[Scheduled] = []
         self.clock = 100.0  # a second later each time the scheduler half reads it
         self.half = SchedulerHalf(
@@ -130,10 +148,11 @@ class FakeEngine:
         self.ended: dict[str, Request] = {}
         self.free = list(range(1, blocks + 1))
         self.block_count = blocks
+        self.half.bind(Pool(blocks, BLOCK, groups=1, tokens_max=tokens_max, free=lambda: len(self.free)))
         self.received: set[str] = set()
         self.failed: set[str] = set()
         self.depth, self.recompute = depth, recompute
-        self.in_flight: deque[tuple[dict[str, int], Results]] = deque()
+        self.in_flight: deque[tuple[dict[str, int], Results, StepEnd | None]] = deque()
         self.chunk = 10**9
         self.progress: list[Progress] = []
         self.preempted: list[str] = []
@@ -172,7 +191,8 @@ class FakeEngine:
         has_requests = bool(self.requests or self.half.has_something_to_say())
         if has_requests:
             scheduled = self.schedule()
-            self.in_flight.append((scheduled, self.execute(scheduled)))
+            results = self.execute(scheduled)
+            self.in_flight.append((scheduled, results, pickle.loads(pickle.dumps(self.worker.take_step_end()))))
         if self.in_flight and (len(self.in_flight) >= self.depth or not has_requests):
             self.update(*self.in_flight.popleft())
 
@@ -205,7 +225,7 @@ class FakeEngine:
         self.worker.begin(step)
         return self.worker.poll()
 
-    def update(self, scheduled: dict[str, int], results: Results) -> None:
+    def update(self, scheduled: dict[str, int], results: Results, step_end: StepEnd | None = None) -> None:
         """update_from_output: failures, tokens, error finishes, then what the workers report."""
         errors = []
         for id in results.failed:
@@ -227,6 +247,8 @@ class FakeEngine:
         for request in errors:
             self._finish(request, "error", keep=request.id not in self.received)
         self.half.reported(results.sent, results.received)
+        if step_end is not None:
+            self.half.awaits_ended(step_end)
         for id in results.received:
             assert id in self.requests, f"{id} is reported as received but unknown: this ends vLLM"
             request = self.requests[id]
@@ -339,6 +361,7 @@ class FakeEngine:
         assert not self.agent.awaited and not self.agent.admitted
         assert len(self.free) == self.block_count, "blocks were lost"
         assert self.half.requests() == 0 and not self.half._transfers and self.worker.outstanding() == 0
+        assert not self.half._awaited and not self.half._reserved_early and not self.worker._awaited
 
 
 def decode_params(transfer_id: str = "t", **more: Any) -> dict[str, Any]:

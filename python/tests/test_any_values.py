@@ -9,14 +9,32 @@ import contextlib
 import json
 import random
 import urllib.request
-from typing import Any
+from collections import Counter
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from kvpush import Agent, DirectoryServer, Error
-from kvpush.types import ABSENT, Abandon, Cancel, Decline, Plane, Receive, Scheduled, Send, Withdraw
+from kvpush.types import (
+    ABSENT,
+    Abandon,
+    Admit,
+    Await,
+    AwaitEnded,
+    Cancel,
+    Decline,
+    Event,
+    Plane,
+    Receive,
+    Scheduled,
+    Send,
+    Withdraw,
+)
 from kvpush.vllm import params
+from kvpush.vllm.metadata import StepEnd
+from kvpush.vllm.options import Reserve
+from kvpush.vllm.scheduler import Engine, SchedulerHalf
 
 SEEDS = range(20)
 CASES = 500
@@ -97,6 +115,24 @@ def test_params_are_refused_or_make_a_leg_that_the_core_takes(seed):
             assert 0 < leg.port < 65536 and leg.host.isprintable(), value
 
 
+# Shows E7.
+@pytest.mark.parametrize("reserve", get_args(Reserve))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_params_of_any_request_let_it_go_on_in_the_end(seed, reserve):
+    rng = random.Random(seed)
+    half = SchedulerHalf(Engine("h", 1, produces=True, consumes=True, reserve=reserve))
+    for i in range(CASES // 5):
+        half.arrived(f"r{i}", 100, any_params(rng), rng.choice((None, 1, 2)))
+        half.tokens_to_receive(f"r{i}", rng.choice((0, 96)))
+    awaits = [command for command in half.take_step().commands if isinstance(command, Await)]
+    half.awaits_ended(StepEnd(Counter(awaits)))
+    for i in range(CASES // 5):
+        assert half.tokens_to_receive(f"r{i}", 0)[0] is not None
+        half.finished(f"r{i}", False, ([],))
+    half.take_step()
+    assert half.requests() == 0 and not half.has_something_to_say()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ids_of_requests_are_read_whatever_they_are(seed):
     rng = random.Random(seed)
@@ -146,6 +182,8 @@ def any_command(rng: random.Random, port: int) -> Any:
         lambda: Receive(request, transfer, "127.0.0.1", port, rng.randrange(20), rng.randrange(40), any_tables(rng)),
         lambda: Send(request, transfer, rng.randrange(40), any_tables(rng)),
         lambda: Decline(transfer, "127.0.0.1", port),
+        lambda: Await(transfer, "127.0.0.1", port),
+        lambda: Admit(transfer),
         lambda: Abandon(request),
         lambda: Cancel(request),
         lambda: Withdraw(transfer),
@@ -200,7 +238,8 @@ def test_commands_are_taken_or_raise_and_the_agent_lives(agent, seed):
         agent.submit([Abandon(request), Cancel(request)])
     agent.wait(0.01)
     for event in agent.take_events():
-        assert len(event) == 5, event
+        made = (AwaitEnded if event[0] == "await" else Event)._make(event)
+        assert made.kind in ("await", "receive", "send"), event
     # It still does what it is asked.
     agent.submit([Receive("after", f"after-{seed}", "127.0.0.1", port, 0, 0, ()), Abandon("after")])
     assert wait_for(agent, "after") == "aborted"
@@ -209,8 +248,8 @@ def test_commands_are_taken_or_raise_and_the_agent_lives(agent, seed):
 def wait_for(agent: Agent, request: str) -> str | None:
     for _ in range(int(LIMIT_S * 10)):
         agent.wait(0.1)
-        for _, name, error, *_ in agent.take_events():
-            if name == request:
+        for kind, name, error, *_ in agent.take_events():
+            if kind != "await" and name == request:
                 return error
     raise AssertionError(f"no event for {request} within {LIMIT_S} s")
 

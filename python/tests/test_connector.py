@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,15 +13,20 @@ import torch
 import vllm.v1.kv_cache_interface as vllm
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole, supports_hma
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kvpush import Error, trace
+from kvpush.types import Await
 from kvpush.vllm import register
 from kvpush.vllm.layout import Unsupported
+from kvpush.vllm.metadata import StepEnd
 
 LAYERS = ["layer.0", "layer.1"]
 BLOCKS, HEADS, SLOTS, SIZE = 8, 2, 32, 64
@@ -47,7 +53,7 @@ def vllm_config(role, **extra):
             kv_connector_extra_config={"directory_port": 0, "transport": "cma", **extra},
         ),
         parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
-        model_config=SimpleNamespace(is_encoder_decoder=False),
+        model_config=SimpleNamespace(is_encoder_decoder=False, max_model_len=2 * SLOTS),
         compilation_config=SimpleNamespace(static_forward_context={name: Layer() for name in LAYERS}),
         max_concurrent_batches=2,
     )
@@ -65,9 +71,9 @@ def kv_cache_config():
 class Engine:
     """Both instances of the connector in one engine, made and called in vLLM's order."""
 
-    def __init__(self, role: str, seed: int) -> None:
+    def __init__(self, role: str, seed: int, **extra: str) -> None:
         register()
-        config, cache_config = vllm_config(role), kv_cache_config()
+        config, cache_config = vllm_config(role, **extra), kv_cache_config()
         cls = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
         self.worker = cls(config, KVConnectorRole.WORKER, cache_config)
         (tensor,) = cache_config.kv_cache_tensors
@@ -77,6 +83,8 @@ class Engine:
         self.caches = dict(zip(LAYERS, views, strict=True))
         self.worker.register_kv_caches(self.caches)
         self.scheduler = cls(config, KVConnectorRole.SCHEDULER, cache_config)
+        self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=SLOTS)
+        self.scheduler.bind_kv_cache_manager(SimpleNamespace(block_pool=self.pool))
         handshake = pickle.loads(pickle.dumps(self.worker.get_handshake_metadata()))
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
 
@@ -107,8 +115,14 @@ class Engine:
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         results = self.worker.get_transfer_results(set())
+        ended = KVConnectorOutput(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
+            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
+        )
         self.worker.clear_connector_metadata()
-        self.scheduler.update_connector_output(results)
+        self.scheduler.update_connector_output(pickle.loads(pickle.dumps(ended)))
         return results
 
     def step_until(self, done):
@@ -226,6 +240,64 @@ def test_a_preempted_request_is_sent_again_from_its_new_blocks(engines):
     for name in LAYERS:
         moved, there = prefill.caches[name][4], decode.caches[name][2]
         assert torch.equal(moved.view(torch.int16), there.view(torch.int16))
+
+
+def decode_leg(prefill, prompt):
+    """A request for the transfer "t"."""
+    port = prefill.scheduler._directory.port
+    params = {"do_remote_prefill": True, "transfer_id": "t", "remote_host": "127.0.0.1", "remote_port": port}
+    return request("d", prompt, params)
+
+
+def test_decode_reserves_when_its_prefill_has_blocks(engines):
+    prefill, _ = engines
+    decode = Engine("kv_consumer", 3, reserve="admitted")
+    waiting = decode_leg(prefill, 70)
+    decode.scheduler.on_new_request(waiting)
+    for _ in range(3):
+        assert decode.scheduler.get_num_new_matched_tokens(waiting, 0) == (None, False)
+        decode.step()
+
+    leg = request("p", 70, {"do_remote_decode": True, "transfer_id": "t"}, RequestStatus.RUNNING)
+    prefill.scheduler.on_new_request(leg)
+    prefill.scheduler.update_state_after_alloc(leg, blocks(3, 1, 6), 0)
+    prefill.step(new=[("p", 0, 70, (3, 1, 6))])
+
+    decode.step_until(lambda _: decode.scheduler.get_num_new_matched_tokens(waiting, 0) == (69, True))
+    decode.scheduler.update_state_after_alloc(waiting, blocks(2, 5, 7), 69)
+    prefill.step()
+    assert decode.step_until(lambda results: results.finished_recving).failed_recving == set()
+    decode.stop()
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(5 * SLOTS, (5 * SLOTS - 1, True)), (5 * SLOTS + 1, (None, False))])
+def test_decode_reserves_early_what_leaves_room_for_the_longest_request(engines, prompt, answer):
+    # 7 blocks, without vLLM's null block; the longest request has 2.
+    prefill, decode = engines
+    waiting = decode_leg(prefill, prompt)
+    decode.scheduler.on_new_request(waiting)
+    assert decode.scheduler.get_num_new_matched_tokens(waiting, 0) == answer
+
+
+def test_decode_reserves_early_only_while_blocks_are_free(engines):
+    prefill, decode = engines
+    decode.pool.get_new_blocks(7)
+    waiting = decode_leg(prefill, 70)
+    decode.scheduler.on_new_request(waiting)
+    assert decode.scheduler.get_num_new_matched_tokens(waiting, 0) == (None, False)
+
+
+def test_vllm_adds_up_what_its_workers_heard():
+    await_t, await_u = Await("t", "127.0.0.1", 1), Await("u", "127.0.0.1", 1)
+    heard = [{await_t: 1}, None, {await_t: 1, await_u: 1}]
+    outputs = [
+        ModelRunnerOutput.with_kv_conn_output_only(
+            KVConnectorOutput(kv_connector_worker_meta=None if awaits is None else StepEnd(Counter(awaits)))
+        )
+        for awaits in heard
+    ]
+    together = KVOutputAggregator(len(heard)).aggregate(outputs)
+    assert together.kv_connector_output.kv_connector_worker_meta == StepEnd(Counter({await_t: 2, await_u: 1}))
 
 
 def transfer(prefill, decode):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import numpy as np
 import pytest
 from engine import BLOCK, FakeEngine, decode_params, prefill_params
 
-from kvpush.types import ABSENT, Abandon, Admit, Await, Cancel, Decline, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, Admit, Await, AwaitEnded, Cancel, Decline, Receive, Send, Withdraw
+from kvpush.vllm.options import Reserve
 from kvpush.vllm.scheduler import tables
 
 both_depths = pytest.mark.parametrize("depth", [1, 2], ids=["one batch", "two batches in flight"])
@@ -182,16 +184,17 @@ def queued_decode(engine, id="d", transfer_id="t", prompt=100):
 
 
 @both_depths
-def test_decode_that_waits_for_blocks_says_so_once_and_receives_when_it_has_them(depth):
-    engine = FakeEngine(depth=depth, blocks=10)
+@pytest.mark.parametrize("reserve", get_args(Reserve))
+def test_decode_that_waits_for_blocks_says_so_once_and_receives_when_it_has_them(depth, reserve):
+    engine = FakeEngine(depth=depth, blocks=10, reserve=reserve)
     queued_decode(engine)
     for _ in range(5):
         engine.step()
     assert engine.agent.commands == [Await("t", "10.0.0.2", 4712)]
 
+    engine.agent.end_await(Await("t", "10.0.0.2", 4712))
     engine.abort("first")
-    while not engine.agent.told(Receive):
-        engine.step()
+    engine.run(turns=3)
     assert [type(command) for command in engine.agent.commands] == [Await, Receive]
     engine.agent.end("d")
     engine.run()
@@ -199,8 +202,9 @@ def test_decode_that_waits_for_blocks_says_so_once_and_receives_when_it_has_them
 
 
 @both_depths
-def test_decode_that_gets_its_blocks_in_the_step_after_its_arrival_is_not_awaited(depth):
-    engine = FakeEngine(depth=depth)
+@pytest.mark.parametrize("reserve", ["auto", "early"])
+def test_decode_that_gets_its_blocks_in_the_step_after_its_arrival_is_not_awaited(depth, reserve):
+    engine = FakeEngine(depth=depth, reserve=reserve)
     engine.add("d", 100, decode_params())
     engine.step()
     engine.agent.end("d")
@@ -238,6 +242,7 @@ def test_decode_whose_prompt_was_cached_while_it_waited_declines():
     engine.abort("first")
     engine.run()
 
+    assert request.local == 1
     assert [type(command) for command in engine.agent.commands] == [Await, Decline]
     engine.assert_nothing_left()
 
@@ -269,8 +274,7 @@ def test_the_end_of_an_await_is_no_end_of_a_request_of_that_name():
     assert not engine.worker.counts
     engine.agent.end("t")
     engine.abort("first")
-    while "d" not in engine.agent.live:
-        engine.step()
+    engine.run(turns=5)
     engine.agent.end("d")
     engine.run()
     assert [engine.ended[id].outcome for id in ("t", "d")] == ["stopped", "stopped"]
@@ -282,7 +286,7 @@ def test_the_end_of_an_await_lets_no_step_overwrite_what_is_read():
     engine.agent.slow = True
     early_prefill(engine)
     engine.agent.wait = lambda limit_s: bool(engine.agent.events)  # writes of what was cancelled go on
-    engine.agent.events.append(("await", "p", None, 0, 0.0))
+    engine.agent.events.append(AwaitEnded("await", "p", "10.0.0.2", 4712))
     engine.preempt("p")
     engine.execute({})
     assert engine.worker.counts["unfenced"] == 1
@@ -799,7 +803,10 @@ def test_null_blocks_are_absent_ones():
 def test_no_order_of_events_ends_the_engine_or_leaves_anything(seed):
     chance = random.Random(seed)
     engine = FakeEngine(
-        depth=chance.choice([1, 2]), recompute=chance.random() < 0.5, blocks=chance.choice([20, 60, 500])
+        depth=chance.choice([1, 2]),
+        recompute=chance.random() < 0.5,
+        blocks=chance.choice([20, 60, 500]),
+        reserve=chance.choice(get_args(Reserve)),
     )
     engine.chunk = chance.choice([7, 40, 1000])
     engine.agent.slow = chance.random() < 0.5
@@ -833,4 +840,6 @@ def test_no_order_of_events_ends_the_engine_or_leaves_anything(seed):
         engine.step()
         for id in list(engine.agent.live):
             engine.agent.end(id)
+        for awaited in engine.agent.awaited:
+            engine.agent.end_await(awaited)
     engine.assert_nothing_left()

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from kvpush import Agent, DirectoryServer, Error
-from kvpush.types import ABSENT, Abandon, Admit, Await, Decline, Event, Plane, Receive, Send, Withdraw
+from kvpush.types import ABSENT, Abandon, Admit, Await, AwaitEnded, Decline, Event, Plane, Receive, Send, Withdraw
 
 LAYERS, BLOCKS, HEADS, SLOTS, ROW = 2, 10, 2, 16, 32
 LIMIT_S = 10.0
@@ -34,6 +35,7 @@ class Rank:
         self.directory = DirectoryServer.open("127.0.0.1", 0)
         self.directory.set_ranks([self.agent.document])
         self.events: dict[str, Event] = {}
+        self.awaits_ended: list[AwaitEnded] = []
 
     def plane(self, layer: int, dtype: str) -> Plane:
         cache = self.cache[layer]
@@ -57,14 +59,26 @@ class Rank:
 
     def event(self, request: str) -> str | None:
         """The error of the request's one event, waited for."""
-        deadline = time.monotonic() + LIMIT_S
-        while request not in self.events and time.monotonic() < deadline:
-            self.agent.wait(0.1)
-            for event in map(Event._make, self.agent.take_events()):
-                assert event.request not in self.events, "one event for each request"
-                self.events[event.request] = event
-        assert request in self.events, f"no event for {request} within {LIMIT_S} s"
+        self._take_events_until(lambda: request in self.events, request)
         return self.events[request].error
+
+    def await_ended(self) -> AwaitEnded:
+        """The end of the one Await, waited for."""
+        self._take_events_until(lambda: self.awaits_ended, "an await")
+        (ended,) = self.awaits_ended
+        return ended
+
+    def _take_events_until(self, done: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not done() and time.monotonic() < deadline:
+            self.agent.wait(0.1)
+            for event in self.agent.take_events():
+                if event[0] == "await":
+                    self.awaits_ended.append(AwaitEnded._make(event))
+                    continue
+                assert event[1] not in self.events, "one event for each request"
+                self.events[event[1]] = Event._make(event)
+        assert done(), f"no event for {what} within {LIMIT_S} s"
 
     def stop(self) -> None:
         self.agent.stop(LIMIT_S)
@@ -163,8 +177,7 @@ def test_who_awaits_a_transfer_hears_once_that_its_prefill_begins_and_can_receiv
     awaited = Await("t", "127.0.0.1", prefill.directory.port)
     decode.agent.submit([awaited])
     prefill.agent.submit([Admit("t")])
-    assert decode.event("t") is None
-    assert decode.events["t"] == Event("await", "t", None, 0, 0.0)
+    assert decode.await_ended() == AwaitEnded("await", *awaited)
 
     prefill.agent.submit([Send("p", "t", 16, ids(1))])
     decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(2))])
@@ -180,7 +193,7 @@ def test_an_await_that_is_declined_ends_and_gives_the_blocks_back(pair, in_one_c
     commands = [kind("t", "127.0.0.1", prefill.directory.port) for kind in (Await, Decline)]
     for some in [commands] if in_one_call else [[one] for one in commands]:
         decode.agent.submit(some)
-    assert decode.event("t") is None
+    assert decode.await_ended().transfer_id == "t"
     assert prefill.event("p") is None
 
 
@@ -202,7 +215,7 @@ def test_an_awaited_receive_that_cannot_be_carried_out_lets_prefill_go(pair):
     decode.agent.submit([Await("t", "127.0.0.1", prefill.directory.port)])
     decode.agent.submit([receive(prefill, "d", "t", 0, 16, ids(BLOCKS))])
     assert decode.event("d") == "bad_message"
-    assert decode.event("t") is None
+    assert decode.await_ended().transfer_id == "t"
     assert prefill.event("p") is None
 
 

@@ -12,13 +12,18 @@ from kvpush.vllm.options import Options, check_supported
 
 def test_options_have_defaults_and_the_port_that_vllm_was_given():
     options = Options.read({}, kv_port=5000)
-    assert options == Options("127.0.0.1", 5000, 0, "auto", "", False, 1.0)
+    assert options == Options("127.0.0.1", 5000, 0, "auto", "", False, 1.0, "auto")
     assert Options.read({"directory_port": 6000, "idle_wait_ms": 0}, kv_port=5000).directory_port == 6000
 
 
 def test_options_say_how_peers_are_authenticated():
     assert Options.read({"secret_file": "/etc/kvpush/secret"}, kv_port=5000).secret_file == "/etc/kvpush/secret"
     assert Options.read({"allow_unauthenticated": True}, kv_port=5000).allow_unauthenticated
+
+
+@pytest.mark.parametrize("reserve", ["auto", "early", "admitted"])
+def test_options_say_when_destinations_are_reserved(reserve):
+    assert Options.read({"reserve": reserve}, kv_port=5000).reserve == reserve
 
 
 def test_unknown_keys_are_named():
@@ -42,6 +47,9 @@ def test_unknown_keys_are_named():
         ("idle_wait_ms", -1),
         ("idle_wait_ms", 11),
         ("idle_wait_ms", "1"),
+        ("reserve", "late"),
+        ("reserve", True),
+        ("reserve", ["auto"]),
     ],
 )
 def test_values_that_cannot_be_used_are_named(key, value):

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -23,9 +24,9 @@ from vllm.v1.request import RequestStatus
 
 from kvpush import Agent, DirectoryServer, Error
 from kvpush.vllm import layout
-from kvpush.vllm.metadata import Step
+from kvpush.vllm.metadata import Step, StepEnd
 from kvpush.vllm.options import Options, check_supported
-from kvpush.vllm.scheduler import Engine, Progress, SchedulerHalf
+from kvpush.vllm.scheduler import Engine, Pool, Progress, SchedulerHalf
 from kvpush.vllm.stats import PromMetrics, Stats
 from kvpush.vllm.worker import WorkerHalf
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KVConnectorMetadata.register(Step)
+KVConnectorWorkerMetadata.register(StepEnd)
 
 # Transfers that run when the engine stops have this long to end. vLLM's own patience with its workers is longer.
 STOP_LIMIT_S = 3.0
@@ -71,6 +73,8 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
                 consumes=transfer.is_kv_consumer,
                 unit_tokens=layout.unit_tokens(kv_cache_config),
                 sends_early=vllm_config.max_concurrent_batches == 2,
+                reserve=self._options.reserve,
+                workers=vllm_config.parallel_config.world_size,
             )
             self._scheduler = SchedulerHalf(engine, tell=self._directory.add)
         atexit.register(self.shutdown)
@@ -84,6 +88,16 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
         self._agent = self._directory = None
 
     # Scheduler.
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        pool = Pool(
+            blocks=gpu_block_pool.num_gpu_blocks - 1,  # without the null block
+            block_tokens=layout.unit_tokens(self._kv_cache_config),
+            groups=len(self._kv_cache_config.kv_cache_groups),
+            tokens_max=self._vllm_config.model_config.max_model_len,
+            free=gpu_block_pool.get_num_free_blocks,
+        )
+        self._scheduler.bind(pool)
 
     def on_new_request(self, request: Any) -> None:
         self._scheduler.arrived(
@@ -108,6 +122,8 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._scheduler.reported(connector_output.finished_sending or (), connector_output.finished_recving or ())
+        if connector_output.kv_connector_worker_meta is not None:
+            self._scheduler.awaits_ended(connector_output.kv_connector_worker_meta)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -158,6 +174,9 @@ class KvPushConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         results = self._worker.poll()
         return results.sent, results.received
+
+    def build_connector_worker_meta(self) -> StepEnd | None:
+        return self._worker.take_step_end()
 
     def get_kv_connector_stats(self) -> Stats | None:
         """Asked of both halves after each step; the workers know all that there is to tell."""

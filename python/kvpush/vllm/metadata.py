@@ -1,10 +1,11 @@
-"""What the scheduler half tells the worker halves in one step."""
+"""What the scheduler half and the worker halves tell each other with each step."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from kvpush.types import Command, Send
+from kvpush.types import Await, Command, Send
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,14 @@ class Step:
     preempted: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     idle: bool = False
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """What a worker half tells the scheduler half after a step, or all together do: how many of these Awaits ended."""
+
+    awaits: Counter[Await]
+
+    def aggregate(self, other: StepEnd) -> StepEnd:
+        """Of two workers."""
+        return StepEnd(self.awaits + other.awaits)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kvpush.vllm.layout import Unsupported
+
+Reserve = Literal["auto", "early", "admitted"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Options:
         loopback address.
     allow_unauthenticated: listen on any `host` without a secret.
     idle_wait_ms: how long a step without tokens waits for a transfer to end, at most.
+    reserve: when a request whose KV comes from elsewhere may take blocks. "early": at once. "admitted": when its
+        prefill has its own, or there is nothing to wait for. "auto": early while there is room, otherwise as admitted.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +35,7 @@ class Options:
     secret_file: str = ""
     allow_unauthenticated: bool = False
     idle_wait_ms: float = 1.0
+    reserve: Reserve = "auto"
 
     @staticmethod
     def read(extra_config: Mapping[str, Any], kv_port: int) -> Options:
@@ -58,6 +63,8 @@ class Options:
         # While it waits the engine reads no new requests: 10 ms of delay is more than anybody wants.
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= 10:
             raise ValueError("kv_connector_extra_config: idle_wait_ms is no number from 0 to 10")
+        if options.reserve not in get_args(Reserve):
+            raise ValueError(f"kv_connector_extra_config: reserve is none of {', '.join(get_args(Reserve))}")
         return options
 
 

@@ -33,13 +33,16 @@ from kvpush.types import (
     Withdraw,
 )
 from kvpush.vllm import params as transfer_params
-from kvpush.vllm.metadata import Step
+from kvpush.vllm.metadata import Step, StepEnd
+from kvpush.vllm.options import Reserve
 from kvpush.vllm.params import BadParams, DecodeLeg, PrefillLeg
 
 log = logging.getLogger(__name__)
 
 # Calls whose made-up transfer id is remembered for their other prompts: those arrive right behind the first.
 MADE_IDS_MAX = 1024
+# Of the pool, this part stays free where destinations are reserved early: for the requests that run to grow into.
+SPARE_PARTS = 10
 # vLLM pads tables with its null block (outside a sliding window), which holds nobody's KV.
 NULL_BLOCK = 0
 
@@ -106,6 +109,8 @@ class Engine:
     `sends_early`: vLLM schedules a step while the one before it runs, and none but these two are ever in flight. Then a
     request of one output token keeps its blocks until it finishes once the step behind that of its last prompt tokens
     is scheduled without preempting it, and that step may tell the workers to send, before vLLM has seen the token.
+
+    Each command reaches every one of the `workers`.
     """
 
     host: str
@@ -114,6 +119,25 @@ class Engine:
     consumes: bool
     unit_tokens: int = 1
     sends_early: bool = False
+    reserve: Reserve = "auto"
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The blocks of the engine's KV cache, of which `free` says how many nobody holds now.
+
+    The tokens of a block are those of one KV cache group; a request has `tokens_max` tokens at most.
+    """
+
+    blocks: int
+    block_tokens: int
+    groups: int
+    tokens_max: int
+    free: Callable[[], int]
+
+    def blocks_for(self, tokens: int) -> int:
+        return self.groups * -(-tokens // self.block_tokens)
 
 
 class SchedulerHalf:
@@ -137,7 +161,10 @@ class SchedulerHalf:
         self._made_ids: OrderedDict[str, str] = OrderedDict()
         self._decodes: dict[str, Decode] = {}
         self._prefills: dict[str, Prefill] = {}
+        self._pool: Pool | None = None
         self._arrivals: dict[str, DecodeLeg] = {}  # since the last step; of those that have no blocks yet
+        self._awaited: Counter[Await] = Counter()  # how many workers have not said that it ended
+        self._reserved_early: dict[str, int] = {}  # request -> blocks that may wait for its prefill to begin
         self._computed: list[str] = []  # their prompts are whole when the step that was scheduled last has run
         self._early: dict[str, Prefill] = {}  # of those in _prefills: what the agents were told to send
         self._sending: dict[str, str] = {}  # request -> transfer id, from finish to report
@@ -165,7 +192,8 @@ class SchedulerHalf:
         """get_num_new_matched_tokens: how many tokens beyond the cached ones will come, and whether asynchronously.
 
         All but the last prompt token, which decode must compute anyway to have something to sample from. Asking for it
-        too would make vLLM put a block into its prefix cache whose last slot is not there yet. None: ask again later.
+        too would make vLLM put a block into its prefix cache whose last slot is not there yet. None: ask again later;
+        vLLM then goes on to the requests behind it.
         """
         decode = self._decodes.get(request)
         if decode is None or decode.state is not State.NEW:
@@ -175,7 +203,9 @@ class SchedulerHalf:
             return (0, False) if first is None or first.state is State.LOCAL else (None, False)
         decode.cached_tokens = cached_tokens
         wanted = decode.prompt_tokens - 1 - cached_tokens
-        return (wanted, True) if wanted > 0 else (0, False)
+        if wanted <= 0:
+            return 0, False
+        return (wanted, True) if self._may_reserve(request, decode) else (None, False)
 
     def allocated(self, request: str, block_ids: Sequence[Sequence[int]], tokens: int) -> None:
         """update_state_after_alloc: all blocks of the request, by group, and how many tokens shall come.
@@ -186,12 +216,14 @@ class SchedulerHalf:
         if prefill is not None and prefill.admitted is None:
             prefill.admitted = self._clock()
             self._commands.append(Admit(prefill.transfer_id))
-        self._arrivals.pop(request, None)
+        is_early = self._arrivals.pop(request, None) is not None
         decode = self._decodes.get(request)
         if decode is None:
             return
         if decode.state is State.NEW and tokens > 0:
             decode.state = State.RECEIVING
+            if is_early and self._pool is not None:
+                self._reserved_early[request] = self._pool.blocks_for(decode.prompt_tokens)
             decode.admitted = self._clock()
             if decode.leg is None:
                 self._refused.append(request)
@@ -243,6 +275,7 @@ class SchedulerHalf:
     def reported(self, sent: Iterable[str], received: Iterable[str]) -> None:
         """update_connector_output: all workers have reported these requests."""
         for request in received:
+            self._reserved_early.pop(request, None)
             decode = self._decodes.get(request)
             if decode is not None:
                 decode.reported = self._clock()
@@ -251,7 +284,15 @@ class SchedulerHalf:
             if transfer_id is not None:
                 self._transfers.pop(transfer_id)
 
+    def awaits_ended(self, step_end: StepEnd) -> None:
+        """update_connector_output: each worker says it once of each Await that it was told."""
+        self._awaited -= step_end.awaits
+
     # Steps.
+
+    def bind(self, pool: Pool) -> None:
+        """bind_gpu_block_pool: before the first request. Without it no leg reserves early."""
+        self._pool = pool
 
     def follows_prefills(self) -> bool:
         """Whether take_step() wants to know what the step does."""
@@ -264,7 +305,9 @@ class SchedulerHalf:
 
         A decode leg that arrived since then and has no blocks yet waits in vLLM's queue, for longer than the step.
         """
-        self._commands += [Await(leg.transfer_id, leg.host, leg.port) for leg in self._arrivals.values()]
+        for leg in self._arrivals.values():
+            self._commands.append(_await(leg))
+            self._awaited[_await(leg)] += self._engine.workers
         self._arrivals.clear()
         fenced = [request for request in preempted if self._preempted(request)]
         early = [self._send_early(request) for request in self._computed if request in self._prefills]
@@ -298,6 +341,33 @@ class SchedulerHalf:
         self._arrivals[request] = leg
         self._decodes[request] = Decode(leg, prompt_tokens, None, self._clock())
 
+    def _may_reserve(self, request: str, decode: Decode) -> bool:
+        """Whether it may take blocks now.
+
+        Taken before its prefill has any, they are idle while the prompt queues for it; and if they are too many, two
+        engines can wait for each other: prefill for decode to take what it has computed, decode for blocks that wait
+        for prefill. A leg that was awaited is never early, or one that vLLM finds no blocks for would stop the
+        scheduling pass, step after step, before those behind it that prefill waits for.
+        """
+        if decode.leg is None or self._engine.reserve == "early":
+            return True
+        if request in self._arrivals:
+            return self._engine.reserve == "auto" and self._has_room(decode.prompt_tokens)
+        return _await(decode.leg) not in self._awaited
+
+    def _has_room(self, prompt_tokens: int) -> bool:
+        """Whether it may take blocks early.
+
+        All that do leave enough for any one request, so that those whose prefill has begun go on, one by one at least.
+        """
+        pool = self._pool
+        if pool is None:
+            return False
+        needed = pool.blocks_for(prompt_tokens)
+        left = pool.blocks - sum(self._reserved_early.values()) - needed
+        has_spare = pool.free() - needed >= pool.blocks // SPARE_PARTS
+        return has_spare and left >= pool.blocks_for(pool.tokens_max)
+
     def _receive(
         self, request: str, decode: Decode, leg: DecodeLeg, block_ids: Sequence[Sequence[int]], tokens: int
     ) -> Receive:
@@ -312,6 +382,7 @@ class SchedulerHalf:
 
     def _decode_finished(self, request: str) -> None:
         self._arrivals.pop(request, None)
+        self._reserved_early.pop(request, None)
         decode = self._decodes.pop(request, None)
         if decode is None:
             return
@@ -421,6 +492,10 @@ class SchedulerHalf:
     def _count(self, what: str, request: str, text: str, level: int = logging.WARNING) -> None:
         self.counts[what] += 1
         log.log(level, "kvpush: request %s: %s", request, text)
+
+
+def _await(leg: DecodeLeg) -> Await:
+    return Await(leg.transfer_id, leg.host, leg.port)
 
 
 def tables(block_ids: Sequence[Sequence[int]]) -> BlockTables:

@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from typing import NamedTuple, Protocol
 
-from kvpush.types import Abandon, Cancel, Command, Event, Receive, Send
-from kvpush.vllm.metadata import Step
+from kvpush.types import Abandon, Await, AwaitEnded, Cancel, Command, Event, Receive, Send
+from kvpush.vllm.metadata import Step, StepEnd
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class AgentLike(Protocol):
     """The part of `kvpush.Agent` that is used here."""
 
     def submit(self, commands: list[Command]) -> bool: ...
-    def take_events(self) -> list[tuple[str, str, str | None, int, float]]: ...
+    def take_events(self) -> list[tuple[str, str, str | None, int, float] | tuple[str, str, str, int]]: ...
     def wait(self, limit_s: float) -> bool: ...
 
 
@@ -64,6 +64,8 @@ class WorkerHalf:
         self._unfinished: set[str] = set()  # of those announced: sent before their end, which comes with a later step
         self._early_ends: dict[str, Event] = {}  # of sends that were over before their requests
         self._ended: list[Event] = []  # to be looked at by the next poll
+        self._awaited: Counter[Await] = Counter()
+        self._ended_awaits: Counter[Await] = Counter()  # since the last StepEnd
         self._unsent: list[Command] = []  # a full agent takes them later
         self._idle = False
         self._tally = Tally([], [], [], [])
@@ -109,7 +111,8 @@ class WorkerHalf:
     def poll(self) -> Results:
         """After the step: what has ended since the last call. An idle step waits a little for something to end."""
         self._submit()
-        if self._idle and len(self._announced) > len(self._unfinished) and not (self._refused or self._ended):
+        waits = self._awaited or len(self._announced) > len(self._unfinished)
+        if self._idle and waits and not (self._refused or self._ended or self._ended_awaits):
             self._agent.wait(self._idle_wait_s)
         self._idle = False
         results = Results(self._aborted, self._refused, set(self._refused))
@@ -118,6 +121,13 @@ class WorkerHalf:
         for event in (*ended, *self._take_events()):
             self._end(results, event)
         return results
+
+    def take_step_end(self) -> StepEnd | None:
+        """After poll(): what the scheduler half must hear, if anything."""
+        if not self._ended_awaits:
+            return None
+        ended, self._ended_awaits = self._ended_awaits, Counter()
+        return StepEnd(ended)
 
     def take_tally(self) -> Tally:
         """Since the last call; bounded by what one step can end, as vLLM asks after each."""
@@ -138,6 +148,8 @@ class WorkerHalf:
                 self._announced[command.request] = "receive" if isinstance(command, Receive) else "send"
             case Abandon() | Cancel():
                 return command.request in self._announced
+            case Await():
+                self._awaited[command] += 1
         return True
 
     def _submit(self) -> None:
@@ -145,9 +157,23 @@ class WorkerHalf:
             del self._unsent[:COMMANDS_PER_CALL]
 
     def _take_events(self) -> list[Event]:
-        """Without those of awaits: they name transfers, not requests, and vLLM gives blocks when its turn comes."""
-        events = map(Event._make, self._agent.take_events())
-        return [event for event in events if event.kind != "await"]
+        """Ends of requests; those of Awaits, which name transfers, are noted."""
+        events = self._agent.take_events()
+        for event in events:
+            if event[0] == "await":
+                self._end_await(AwaitEnded._make(event))
+        return [Event._make(event) for event in events if event[0] != "await"]
+
+    def _end_await(self, ended: AwaitEnded) -> None:
+        one = Await(ended.transfer_id, ended.host, ended.port)
+        if one not in self._awaited:
+            self.counts["unexpected_events"] += 1
+            log.warning("kvpush: transfer %s: an await ended that was not announced; ignored", ended.transfer_id)
+            return
+        self._awaited[one] -= 1
+        if not self._awaited[one]:
+            del self._awaited[one]
+        self._ended_awaits[one] += 1
 
     def _end(self, results: Results, event: Event) -> None:
         kind, request, error = event.kind, event.request, event.error
