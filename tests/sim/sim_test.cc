@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-constexpr std::uint64_t kSeeds = 25;
+constexpr std::uint64_t kSeeds = KVPUSH_SEEDS;
 
 std::vector<std::string> faults_of(const Scenario& scenario, Figures& figures) {
   Simulation simulation(scenario);
@@ -58,7 +58,7 @@ TEST(Simulation, FindsNothingInSeedsThatOnceFoundSomething) {
 
 TEST(Simulation, CompletesEveryRequestWhenNothingGoesWrongAndPoolsAreLargeEnough) {
   std::uint64_t count = 0;
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     Scenario scenario = Scenario::make(seed);
     scenario.allowed = {};
     Figures figures;
@@ -68,7 +68,7 @@ TEST(Simulation, CompletesEveryRequestWhenNothingGoesWrongAndPoolsAreLargeEnough
     EXPECT_GE(figures.requests_complete, scenario.transfers) << "kvpush-sim " << scenario.flags();
     EXPECT_EQ(figures.requests_failed, 0u) << "kvpush-sim " << scenario.flags();
   }
-  EXPECT_GE(count, 10u);
+  EXPECT_GE(count, kSeeds / 4);
 }
 
 TEST(Simulation, DoesTheSameEachTime) {
