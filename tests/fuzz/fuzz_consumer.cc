@@ -16,6 +16,7 @@
 #include "kvpush/base/overloaded.h"
 #include "kvpush/protocol/consumer.h"
 #include "tests/fuzz/choices.h"
+#include "tests/fuzz/machine_stage.h"
 #include "tests/fuzz/messages.h"
 
 namespace kvpush::testing {
@@ -42,17 +43,10 @@ std::uint64_t bytes_of(TokenRange tokens) {
 }
 
 // A consumer and all that is around it.
-class Stage {
+class Stage final : public MachineStage<Consumer> {
  public:
-  explicit Stage(std::span<const std::uint8_t> input) : choices_(input) {}
-
-  void run() {
-    while (!choices_.empty()) {
-      step();
-      settle();
-    }
-    end();
-  }
+  explicit Stage(std::span<const std::uint8_t> input)
+      : MachineStage(input, Consumer({"C", {7}, 0, 1}, own_layout(), transports(), {}, Random(1))) {}
 
  private:
   struct Connection {
@@ -62,11 +56,11 @@ class Stage {
     std::vector<Register> registered{};
   };
 
-  void step() {
+  void step() override {
     switch (choices_.below(16)) {
       case 0:
       case 1: return receive();
-      case 2: return consumer_.on(Abandon{any_request()}, now_, out_);
+      case 2: return machine_.on(Abandon{any_request()}, now_, out_);
       case 3: return choices_.flip() ? await() : decline();
       case 4: return resolve();
       case 5: return connect_control();
@@ -80,7 +74,7 @@ class Stage {
       case 13: return pass(Duration(1ms) * (1u << choices_.below(18)));
       case 14: return lose();
       default:
-        if (choices_.rarely(64)) consumer_.drain(now_, out_);
+        if (choices_.rarely(64)) machine_.drain(now_, out_);
     }
   }
 
@@ -97,14 +91,14 @@ class Stage {
     TokenRange tokens = any_tokens(choices_);
     BlockTables tables = {BlockTable{{{{choices_.below(32)}, 12}}}};
     if (choices_.rarely(8)) tables = any_tables(choices_);
-    if (consumer_.on(Receive{request, any_transfer_id(choices_), any_directory(), tokens, tables}, now_, out_)) {
+    if (machine_.on(Receive{request, any_transfer_id(choices_), any_directory(), tokens, tables}, now_, out_)) {
       KVPUSH_CHECK(requests_.insert(request).second, "a request of a name that waits is refused");
     }
   }
 
   void decline() {
     const TransferId transfer_id = any_transfer_id(choices_);
-    consumer_.on(Decline{transfer_id, any_directory()}, now_, out_);
+    machine_.on(Decline{transfer_id, any_directory()}, now_, out_);
   }
 
   void await() {
@@ -112,7 +106,7 @@ class Stage {
     const Endpoint directory = any_directory();
     ++awaits_;
     awaited_.emplace(directory, transfer_id);
-    consumer_.on(Await{transfer_id, directory}, now_, out_);
+    machine_.on(Await{transfer_id, directory}, now_, out_);
   }
 
   void resolve() {
@@ -120,21 +114,21 @@ class Stage {
     const Endpoint directory = resolving_.front();
     resolving_.erase(resolving_.begin());
     if (choices_.rarely(8)) {
-      return consumer_.on_resolved(directory, fail(any_code(choices_), "no answer"), now_, out_);
+      return machine_.on_resolved(directory, fail(any_code(choices_), "no answer"), now_, out_);
     }
     ProducerEngine engine{"P", {directory.port + 16u * choices_.below(2)}, {}};
     if (choices_.rarely(16)) engine.incarnation = {1};
     const std::size_t ranks = choices_.rarely(16) ? choices_.byte() : 1 + choices_.below(2);
     for (std::size_t rank = 0; rank < ranks; ++rank) engine.ranks.push_back({"p", 80});
     engines_[directory] = engine;
-    consumer_.on_resolved(directory, engine, now_, out_);
+    machine_.on_resolved(directory, engine, now_, out_);
   }
 
   void connect_control() {
     const ConnectionId id = any_connection();
     const auto found = connections_.find(id);
     if (found == connections_.end() || std::exchange(found->second.is_connected, true)) return;
-    consumer_.on_connected(id, now_, out_);
+    machine_.on_connected(id, now_, out_);
   }
 
   void hear(const Message& said) { hear(any_connection(), said); }
@@ -143,7 +137,7 @@ class Stage {
     const auto found = connections_.find(id);
     const auto message = heard(said);
     if (found == connections_.end() || !found->second.is_connected || !message) return;
-    consumer_.on(id, *message, now_, out_);
+    machine_.on(id, *message, now_, out_);
   }
 
   void welcome() {
@@ -182,53 +176,39 @@ class Stage {
     }
   }
 
-  void pass(Duration duration) {
-    const Instant until = now_ + duration;
-    while (consumer_.deadline() && *consumer_.deadline() <= until) {
-      now_ = std::max(now_, *consumer_.deadline());
-      consumer_.tick(now_, out_);
-      settle();
-    }
-    now_ = until;
-  }
-
   void lose() {
     if (choices_.flip() && !peers_.empty()) {
       const Peer peer = *std::next(peers_.begin(), choices_.below(std::min<std::size_t>(peers_.size(), 256)));
-      return consumer_.on_peer_lost(peer, peer.transport == 1 && choices_.flip(), now_, out_);
+      return machine_.on_peer_lost(peer, peer.transport == 1 && choices_.flip(), now_, out_);
     }
     const ConnectionId id = any_connection();
-    if (connections_.erase(id) > 0) consumer_.on_closed(id, now_, out_);
+    if (connections_.erase(id) > 0) machine_.on_closed(id, now_, out_);
   }
 
-  // Carries out what the machine wants, and looks whether all is as it must be.
-  void settle() {
-    while (!out_.empty()) perform(std::exchange(out_, {}));
-    const ConsumerGauges gauges = consumer_.gauges();
+  void look() override {
+    const ConsumerGauges gauges = machine_.gauges();
     KVPUSH_CHECK(gauges.requests == requests_.size(), "a request waits until it ends");
     KVPUSH_CHECK(gauges.engines <= kDirectories, "links are to engines that were asked for");
     KVPUSH_CHECK(gauges.quarantined <= gauges.requests, "what is in quarantine waits");
     KVPUSH_CHECK(gauges.sessions_ready <= connections_.size(), "a session lives as long as its connection");
   }
 
-  void perform(const Actions& actions) {
-    for (const Action& action : actions) {
-      std::visit(Overloaded{[&](const SendMessage& a) { on_said(a); },
-                            [&](const CloseConnection& a) {
-                              KVPUSH_CHECK(connections_.erase(a.connection) == 1, "a connection is closed once");
-                            },
-                            [&](const ResolveEngine& a) { resolving_.push_back(a.directory); },
-                            [&](const Dial& a) {
-                              connections_.emplace(ConnectionId{++connection_last_}, Connection{a.directory, a.rank});
-                              consumer_.on_dialled(a.directory, a.rank, ConnectionId{connection_last_});
-                            },
-                            [&](const ConnectPeer& a) { connect_peer(a); },
-                            [&](const DisconnectPeer& a) {
-                              KVPUSH_CHECK(peers_.erase(a.peer) == 1, "a peer is disconnected once");
-                            },
-                            [&](const TellEngine& a) { on_told(a.event); }, [](const Note&) {}},
-                 action);
-    }
+  void perform(const Action& action) override {
+    std::visit(Overloaded{[&](const SendMessage& a) { on_said(a); },
+                          [&](const CloseConnection& a) {
+                            KVPUSH_CHECK(connections_.erase(a.connection) == 1, "a connection is closed once");
+                          },
+                          [&](const ResolveEngine& a) { resolving_.push_back(a.directory); },
+                          [&](const Dial& a) {
+                            connections_.emplace(ConnectionId{++connection_last_}, Connection{a.directory, a.rank});
+                            machine_.on_dialled(a.directory, a.rank, ConnectionId{connection_last_});
+                          },
+                          [&](const ConnectPeer& a) { connect_peer(a); },
+                          [&](const DisconnectPeer& a) {
+                            KVPUSH_CHECK(peers_.erase(a.peer) == 1, "a peer is disconnected once");
+                          },
+                          [&](const TellEngine& a) { on_told(a.event); }, [](const Note&) {}},
+               action);
   }
 
   void on_told(const EngineEvent& event) {
@@ -248,47 +228,43 @@ class Stage {
     const Refused* refused = std::get_if<Refused>(&said.message);
     if (refused == nullptr || refused->code != ErrorCode::kBadMessage) return;
     // Several ranks may be told of one.
-    KVPUSH_CHECK(consumer_.counters().bad_messages > 0, "messages that are refused are counted");
+    KVPUSH_CHECK(machine_.counters().bad_messages > 0, "messages that are refused are counted");
   }
 
   void connect_peer(const ConnectPeer& action) {
     if (choices_.rarely(6)) {
-      return consumer_.on_peer(action.connection, fail(ErrorCode::kUnavailable, "it cannot be connected to"), now_,
-                               out_);
+      return machine_.on_peer(action.connection, fail(ErrorCode::kUnavailable, "it cannot be connected to"), now_,
+                              out_);
     }
     const Peer peer{action.transport, {++peer_last_}};
     peers_.insert(peer);
-    consumer_.on_peer(action.connection, peer, now_, out_);
+    machine_.on_peer(action.connection, peer, now_, out_);
   }
 
   // Whatever happened, when everybody has gone nothing is left of it.
-  void end() {
-    for (const auto& [directory, transfer_id] : awaited_) consumer_.on(Decline{transfer_id, directory}, now_, out_);
+  void end() override {
+    for (const auto& [directory, transfer_id] : awaited_) machine_.on(Decline{transfer_id, directory}, now_, out_);
     settle();
     while (!connections_.empty()) {
       const ConnectionId id = connections_.begin()->first;
       connections_.erase(id);
-      consumer_.on_closed(id, now_, out_);
+      machine_.on_closed(id, now_, out_);
       settle();
     }
     const std::set<Peer> left = peers_;
     for (const Peer peer : left) {
-      consumer_.on_peer_lost(peer, true, now_, out_);
+      machine_.on_peer_lost(peer, true, now_, out_);
       settle();
     }
     pass(kLongAfter);
-    KVPUSH_CHECK(requests_.empty() && consumer_.idle(), "every request ends");
-    KVPUSH_CHECK(awaits_ == 0 && consumer_.gauges().awaited == 0, "nothing is awaited for ever");
-    KVPUSH_CHECK(!consumer_.expects_writes(), "no registration is left");
-    KVPUSH_CHECK(consumer_.gauges().engines == 0, "no link is kept for ever");
-    KVPUSH_CHECK(!consumer_.deadline(), "nothing waits any more");
+    KVPUSH_CHECK(requests_.empty() && machine_.idle(), "every request ends");
+    KVPUSH_CHECK(awaits_ == 0 && machine_.gauges().awaited == 0, "nothing is awaited for ever");
+    KVPUSH_CHECK(!machine_.expects_writes(), "no registration is left");
+    KVPUSH_CHECK(machine_.gauges().engines == 0, "no link is kept for ever");
+    KVPUSH_CHECK(!machine_.deadline(), "nothing waits any more");
     KVPUSH_CHECK(peers_.empty(), "every peer is disconnected");
   }
 
-  Choices choices_;
-  Instant now_{1000s};  // a machine that has run for a while
-  Consumer consumer_{{"C", {7}, 0, 1}, own_layout(), transports(), {}, Random(1)};
-  Actions out_;
   std::vector<Endpoint> resolving_;
   std::map<Endpoint, ProducerEngine> engines_;
   std::map<ConnectionId, Connection> connections_;

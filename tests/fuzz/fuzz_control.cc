@@ -31,10 +31,7 @@ class Stage {
   void run(bool dials, std::string text) {
     counts_ = {};
     std::optional<Speaker> peer = dials ? answer_dial(std::move(text)) : Speaker::connect(control_->port(), text);
-    for (int quiet = 0; counts_.closed == 0 && quiet < 2 * kQuietTurns; ++quiet) {
-      if (peer->step() || io_.run_for(100us) > 0) quiet = peer->has_ended() ? kQuietTurns : 0;
-      if (quiet == kQuietTurns) peer->end();
-    }
+    converse(*peer, kQuietTurns, [&] { return io_.run_for(100us) > 0; });
     peer.reset();
     const auto limit = std::chrono::steady_clock::now() + 10s;
     while (counts_.closed == 0 && std::chrono::steady_clock::now() < limit) io_.run_one_for(1ms);

@@ -37,7 +37,11 @@ class Stage {
     answerer_.set_answer(input);
     {
       Speaker client = Speaker::connect(server_->port(), asked);
-      converse(client);
+      converse(client, kQuietTurns, [&] {
+        const bool is_active = answerer_.step();
+        if (!is_active) std::this_thread::sleep_for(100us);
+        return is_active;
+      });
       KVPUSH_CHECK(client.heard().empty() || client.heard().starts_with("HTTP/1.1 "), "a directory answers in HTTP");
     }
     answerer_.reset();
@@ -59,18 +63,6 @@ class Stage {
                             .planes = {}};
     KVPUSH_CHECK((*server)->set_ranks({to_json(rank)}).has_value(), "one rank is an engine");
     return std::move(*server);
-  }
-
-  void converse(Speaker& client) {
-    for (int quiet = 0; !client.is_over() && quiet < 2 * kQuietTurns; ++quiet) {
-      const bool is_active = client.step();
-      if (answerer_.step() || is_active) {
-        quiet = client.has_ended() ? kQuietTurns : 0;
-      } else {
-        std::this_thread::sleep_for(100us);
-      }
-      if (quiet == kQuietTurns) client.end();
-    }
   }
 
   void ask() {

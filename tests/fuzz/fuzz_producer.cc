@@ -17,6 +17,7 @@
 #include "kvpush/base/overloaded.h"
 #include "kvpush/protocol/producer.h"
 #include "tests/fuzz/choices.h"
+#include "tests/fuzz/machine_stage.h"
 #include "tests/fuzz/messages.h"
 
 namespace kvpush::testing {
@@ -42,17 +43,10 @@ bool is_inside(const RankLayout& layout, std::uint64_t address, std::uint64_t le
 }
 
 // A producer and all that is around it.
-class Stage {
+class Stage final : public MachineStage<Producer> {
  public:
-  explicit Stage(std::span<const std::uint8_t> input) : choices_(input) {}
-
-  void run() {
-    while (!choices_.empty()) {
-      step();
-      settle();
-    }
-    end();
-  }
+  explicit Stage(std::span<const std::uint8_t> input)
+      : MachineStage(input, Producer({"P", {1}, 0, 1}, own_layout(), transports(), {})) {}
 
  private:
   // What the consumer at the other end of a connection has said of itself.
@@ -65,7 +59,7 @@ class Stage {
     Peer peer;
   };
 
-  void step() {
+  void step() override {
     switch (choices_.below(16)) {
       case 0:
       case 1: return accept();
@@ -82,7 +76,7 @@ class Stage {
       case 12:
       case 13: return end_write();
       case 14: return lose();
-      default: return choices_.rarely(16) ? producer_.drain(now_, out_) : set_full();
+      default: return choices_.rarely(16) ? machine_.drain(now_, out_) : set_full();
     }
   }
 
@@ -90,7 +84,7 @@ class Stage {
     if (connections_.size() >= kConnectionsMax) return;
     ++connection_last_.value;
     connections_.emplace(connection_last_, Connection{});
-    producer_.on_accepted(connection_last_, now_);
+    machine_.on_accepted(connection_last_, now_);
   }
 
   ConnectionId any_connection() {
@@ -105,7 +99,7 @@ class Stage {
     const auto message = heard(said);
     if (found == connections_.end() || !message) return;
     if (const Hello* hello = std::get_if<Hello>(&*message)) found->second = {hello->from, hello->layout};
-    producer_.on(id, *message, now_, out_);
+    machine_.on(id, *message, now_, out_);
   }
 
   void greet() {
@@ -140,27 +134,17 @@ class Stage {
     const std::uint32_t tokens = choices_.below(40);
     BlockTable table{{{{choices_.below(32)}, 12}}};
     if (choices_.rarely(8)) table.spans.front() = {kAbsentBlock, 12};
-    if (producer_.on(Send{request, any_transfer_id(choices_), tokens, {table}}, now_, out_)) {
+    if (machine_.on(Send{request, any_transfer_id(choices_), tokens, {table}}, now_, out_)) {
       KVPUSH_CHECK(requests_.insert(request).second, "a request of a name that is held is refused");
     }
   }
 
   void tell() {
     switch (choices_.below(3)) {
-      case 0: return producer_.on(Cancel{RequestId(1, static_cast<char>('A' + choices_.below(8)))}, now_, out_);
-      case 1: return producer_.on(Withdraw{any_transfer_id(choices_)}, now_, out_);
-      default: return producer_.on(Admit{any_transfer_id(choices_)}, out_);
+      case 0: return machine_.on(Cancel{RequestId(1, static_cast<char>('A' + choices_.below(8)))}, now_, out_);
+      case 1: return machine_.on(Withdraw{any_transfer_id(choices_)}, now_, out_);
+      default: return machine_.on(Admit{any_transfer_id(choices_)}, out_);
     }
-  }
-
-  void pass(Duration duration) {
-    const Instant until = now_ + duration;
-    while (producer_.deadline() && *producer_.deadline() <= until) {
-      now_ = std::max(now_, *producer_.deadline());
-      producer_.tick(now_, out_);
-      settle();
-    }
-    now_ = until;
   }
 
   void end_write() {
@@ -171,29 +155,28 @@ class Stage {
     writes_.erase(write);
     std::optional<Error> error;
     if (is_cut || choices_.rarely(8)) error = Error{ErrorCode::kTransportFailed, "it could not be written"};
-    producer_.on_written(token, error, now_, out_);
+    machine_.on_written(token, error, now_, out_);
   }
 
   void lose() {
     if (choices_.flip() && !peers_.empty()) {
       const Peer peer = std::next(peers_.begin(), choices_.below(std::min<std::size_t>(peers_.size(), 256)))->first;
-      return producer_.on_peer_lost(peer, now_, out_);
+      return machine_.on_peer_lost(peer, now_, out_);
     }
     const ConnectionId id = any_connection();
-    if (connections_.erase(id) > 0) producer_.on_closed(id, now_, out_);
+    if (connections_.erase(id) > 0) machine_.on_closed(id, now_, out_);
   }
 
   void set_full() { is_full_ = !is_full_; }
 
-  // Carries out what the machine wants, posts what it gives, and looks whether all is as it must be.
-  void settle() {
-    while (!out_.empty()) perform(std::exchange(out_, {}));
+  // Posts what the machine gives first.
+  void look() override {
     while (!is_full_ || choices_.rarely(4)) {
-      const std::optional<Batch> batch = producer_.next_batch(now_);
+      const std::optional<Batch> batch = machine_.next_batch(now_);
       if (!batch) break;
       check(*batch);
       if (is_full_) {
-        producer_.put_back(batch->token);
+        machine_.put_back(batch->token);
         break;
       }
       writes_.push_back({batch->token, batch->peer});
@@ -201,25 +184,23 @@ class Stage {
     check_gauges();
   }
 
-  void perform(const Actions& actions) {
-    for (const Action& action : actions) {
-      std::visit(Overloaded{[&](const SendMessage& a) { on_said(a); },
-                            [&](const CloseConnection& a) {
-                              KVPUSH_CHECK(connections_.erase(a.connection) == 1, "a connection is closed once");
-                            },
-                            [&](const ConnectPeer& a) { connect(a); },
-                            [&](const DisconnectPeer& a) {
-                              KVPUSH_CHECK(peers_.contains(a.peer), "only what was connected is disconnected");
-                              gone_.insert(a.peer);
-                            },
-                            [&](const TellEngine& a) {
-                              const SendEnded& ended = std::get<SendEnded>(a.event);
-                              KVPUSH_CHECK(requests_.erase(ended.request) == 1, "a request ends once");
-                            },
-                            [](const Note&) {},
-                            [](const auto&) { KVPUSH_CHECK(false, "a producer neither resolves nor dials"); }},
-                 action);
-    }
+  void perform(const Action& action) override {
+    std::visit(Overloaded{[&](const SendMessage& a) { on_said(a); },
+                          [&](const CloseConnection& a) {
+                            KVPUSH_CHECK(connections_.erase(a.connection) == 1, "a connection is closed once");
+                          },
+                          [&](const ConnectPeer& a) { connect(a); },
+                          [&](const DisconnectPeer& a) {
+                            KVPUSH_CHECK(peers_.contains(a.peer), "only what was connected is disconnected");
+                            gone_.insert(a.peer);
+                          },
+                          [&](const TellEngine& a) {
+                            const SendEnded& ended = std::get<SendEnded>(a.event);
+                            KVPUSH_CHECK(requests_.erase(ended.request) == 1, "a request ends once");
+                          },
+                          [](const Note&) {},
+                          [](const auto&) { KVPUSH_CHECK(false, "a producer neither resolves nor dials"); }},
+               action);
   }
 
   void on_said(const SendMessage& said) {
@@ -227,7 +208,7 @@ class Stage {
     check_sendable(said.message);
     const Refused* refused = std::get_if<Refused>(&said.message);
     if (refused == nullptr || refused->code != ErrorCode::kBadMessage) return;
-    KVPUSH_CHECK(producer_.counters().bad_messages == ++bad_messages_, "each message that is refused is counted");
+    KVPUSH_CHECK(machine_.counters().bad_messages == ++bad_messages_, "each message that is refused is counted");
   }
 
   void connect(const ConnectPeer& action) {
@@ -239,11 +220,11 @@ class Stage {
     const Peer peer{action.transport, {++peer_last_}};
     const auto connection = connections_.find(action.connection);
     peers_.emplace(peer, connection == connections_.end() ? RankLayout{} : connection->second.layout);
-    producer_.on_peer(action.connection, peer, now_, out_);
+    machine_.on_peer(action.connection, peer, now_, out_);
   }
 
   void fail_to_connect(ConnectionId connection, ErrorCode code) {
-    producer_.on_peer(connection, fail(code, "it cannot be connected to"), now_, out_);
+    machine_.on_peer(connection, fail(code, "it cannot be connected to"), now_, out_);
   }
 
   void check(const Batch& batch) const {
@@ -257,7 +238,7 @@ class Stage {
   }
 
   void check_gauges() const {
-    const ProducerGauges gauges = producer_.gauges();
+    const ProducerGauges gauges = machine_.gauges();
     KVPUSH_CHECK(gauges.sessions == connections_.size(), "a session lives as long as its connection");
     KVPUSH_CHECK(gauges.requests == requests_.size(), "a request is held until it ends");
     KVPUSH_CHECK(gauges.writes_in_flight == writes_.size(), "a write is in flight until it ends");
@@ -266,33 +247,29 @@ class Stage {
   }
 
   // Whatever happened, when everybody has gone nothing is left of it.
-  void end() {
+  void end() override {
     is_full_ = false;
     while (!connections_.empty()) {
       const ConnectionId id = connections_.begin()->first;
       connections_.erase(id);
-      producer_.on_closed(id, now_, out_);
+      machine_.on_closed(id, now_, out_);
       settle();
     }
     while (!writes_.empty()) {
       const WriteToken token = writes_.back().token;
       writes_.pop_back();
-      producer_.on_written(token, Error{ErrorCode::kPeerLost, "the end"}, now_, out_);
+      machine_.on_written(token, Error{ErrorCode::kPeerLost, "the end"}, now_, out_);
       settle();
     }
     pass(kLongAfter);
-    KVPUSH_CHECK(requests_.empty() && producer_.idle(), "every request ends");
-    KVPUSH_CHECK(producer_.gauges().transfers == 0, "no transfer is kept for ever");
-    KVPUSH_CHECK(producer_.gauges().expected == 0, "nobody is left who expects one");
-    KVPUSH_CHECK(!producer_.deadline(), "nothing waits any more");
+    KVPUSH_CHECK(requests_.empty() && machine_.idle(), "every request ends");
+    KVPUSH_CHECK(machine_.gauges().transfers == 0, "no transfer is kept for ever");
+    KVPUSH_CHECK(machine_.gauges().expected == 0, "nobody is left who expects one");
+    KVPUSH_CHECK(!machine_.deadline(), "nothing waits any more");
     KVPUSH_CHECK(std::ranges::all_of(peers_, [&](const auto& peer) { return gone_.contains(peer.first); }),
                  "every peer is disconnected");
   }
 
-  Choices choices_;
-  Instant now_{1000s};  // a machine that has run for a while
-  Producer producer_{{"P", {1}, 0, 1}, own_layout(), transports(), {}};
-  Actions out_;
   std::map<ConnectionId, Connection> connections_;
   ConnectionId connection_last_;
   std::map<Peer, RankLayout> peers_;  // ever connected, with the cache that lies behind

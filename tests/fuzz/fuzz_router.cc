@@ -59,7 +59,7 @@ class Stage {
     decode_.set_answer(take_part(input));
     {
       Speaker client = Speaker::connect(router_->port(), asked);
-      converse(client);
+      converse(client, kQuietTurns, [&] { return turn(); });
       if (!client.heard().empty()) {
         KVPUSH_CHECK(begins_with_status(client.heard()), "the router answers in HTTP");
         if (is_told) check_error(client.heard());
@@ -87,15 +87,6 @@ class Stage {
     bool is_active = io_.poll() > 0;
     for (Answerer* server : {&prefill_, &decode_}) is_active = server->step() || is_active;
     return is_active || io_.run_for(100us) > 0;
-  }
-
-  // Until the router has closed the connection, or nobody says anything any more.
-  void converse(Speaker& client) {
-    for (int quiet = 0; !client.is_over() && quiet < 2 * kQuietTurns; ++quiet) {
-      const bool is_active = client.step();
-      if (turn() || is_active) quiet = client.has_ended() ? kQuietTurns : 0;
-      if (quiet == kQuietTurns) client.end();
-    }
   }
 
   boost::asio::io_context io_{1};

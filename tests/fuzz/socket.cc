@@ -114,6 +114,14 @@ bool Answerer::step() {
   return is_active;
 }
 
+void converse(Speaker& client, int quiet_turns, const std::function<bool()>& turn) {
+  for (int quiet = 0; !client.is_over() && quiet < 2 * quiet_turns; ++quiet) {
+    const bool is_active = client.step();
+    if (turn() || is_active) quiet = client.has_ended() ? quiet_turns : 0;
+    if (quiet == quiet_turns) client.end();
+  }
+}
+
 std::string_view take_part(std::string_view& input) {
   const std::size_t end = std::min(input.find(kBetweenParts), input.size());
   const std::string_view part = input.substr(0, end);

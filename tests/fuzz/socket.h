@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <optional>
 #include <string>
@@ -94,6 +95,11 @@ class Answerer {
   std::string answer_;
   std::list<Speaker> speakers_;
 };
+
+// Lets `client` say and hear what it can, and after it whoever else is part of it do so: `turn`, which returns false
+// when nobody could. After so many turns in which nothing happened the client ends, and after as many more the
+// conversation.
+void converse(Speaker& client, int quiet_turns, const std::function<bool()>& turn);
 
 // The parts of an input between lines of "%%".
 std::string_view take_part(std::string_view& input);
