@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,6 +23,17 @@ inline constexpr Duration kPatience = std::chrono::seconds(30);
 
 inline std::uint64_t address_of(const std::byte* byte) {
   return reinterpret_cast<std::uint64_t>(byte);
+}
+
+// Of megabytes, which a loop under a sanitizer looks through for seconds.
+inline bool are_equal(std::span<const std::byte> left, std::span<const std::byte> right) {
+  return left.size() == right.size() && std::memcmp(left.data(), right.data(), left.size()) == 0;
+}
+inline bool contains(std::span<const std::byte> bytes, std::byte value) {
+  return std::memchr(bytes.data(), std::to_integer<int>(value), bytes.size()) != nullptr;
+}
+inline bool consists_of(std::span<const std::byte> bytes, std::byte value) {
+  return bytes.front() == value && are_equal(bytes.first(bytes.size() - 1), bytes.subspan(1));
 }
 
 // A transport with its memory and everything it has reported.

@@ -103,7 +103,7 @@ TEST_P(PeerDeath, OfTheWriterIsReportedAndNothingLandsAfterIt) {
   }
   std::ranges::fill(here_->memory, kReused);
   settle();
-  EXPECT_TRUE(std::ranges::all_of(here_->memory, [](std::byte byte) { return byte == kReused; }));
+  EXPECT_TRUE(consists_of(here_->memory, kReused));
 }
 
 // Shows B2.
@@ -147,7 +147,7 @@ TEST_P(PeerDeath, OfAStoppedWriterOrAFenceEndsItsWritesAlsoWhenItGoesOn) {
     std::ranges::fill(here_->memory, kReused);
   }
   settle();
-  EXPECT_TRUE(std::ranges::all_of(here_->memory, [](std::byte byte) { return byte == kReused; }));
+  EXPECT_TRUE(consists_of(here_->memory, kReused));
 }
 
 // Shows A7.
