@@ -87,6 +87,7 @@ class Loop : public AgentLoop {
   asio::steady_timer timer_{context_};
   std::unique_ptr<Control> control_;
   std::unique_ptr<DirectoryClient> directories_;
+  Registry registry_;  // of what the core does not know
   std::unique_ptr<HttpServer> http_;
   std::optional<AgentCore> core_;
   std::vector<std::unique_ptr<Watch>> watches_;
@@ -106,11 +107,11 @@ Result<void> Loop::start(const RankLayout& layout, const std::vector<MemoryRange
                                                            control_events());
   if (!control) return std::unexpected(control.error());
   control_ = std::move(*control);
-  Result<std::unique_ptr<HttpServer>> http =
-      HttpServer::open(context_, {.listen = {options_.http.host, options_.http.port}},
-                       [routes = routes()](HttpRequest request, HttpResponder responder) {
-                         routes.dispatch(std::move(request), std::move(responder));
-                       });
+  Result<std::unique_ptr<HttpServer>> http = HttpServer::open(
+      context_, {.listen = {options_.http.host, options_.http.port}, .bad_requests = &http_bad_requests(registry_)},
+      [routes = routes()](HttpRequest request, HttpResponder responder) {
+        routes.dispatch(std::move(request), std::move(responder));
+      });
   if (!http) return std::unexpected(http.error());
   http_ = std::move(*http);
   directories_ = std::make_unique<DirectoryClient>(context_);
@@ -185,7 +186,7 @@ HttpRoutes Loop::routes() {
   routes.add("GET", "/kvpush/v1/transfers",
              [this](const HttpRequest&, HttpResponder responder) { responder.reply({.body = core_->transfers()}); });
   routes.add("GET", "/metrics", [this](const HttpRequest&, HttpResponder responder) {
-    responder.reply({.content_type = std::string(kMetricsContentType), .body = core_->metrics()});
+    responder.reply({.content_type = std::string(kMetricsContentType), .body = core_->metrics() + registry_.render()});
   });
   return routes;
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "kvpush/base/random.h"
+#include "kvpush/http/server.h"
 
 namespace kvpush {
 namespace {
@@ -59,8 +60,11 @@ std::set<std::string> names_in(const std::string& text, const std::regex& patter
 TEST_F(ReportTest, HasTheMetricsThatAreDocumented) {
   report.ended(received({}));
   report.ended(sent());
-  const auto made = names_in(report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}}),
-                             std::regex("# TYPE (kvpush_\\w+)"));
+  Registry of_http_address;
+  http_bad_requests(of_http_address);
+  const auto made =
+      names_in(report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}}) + of_http_address.render(),
+               std::regex("# TYPE (kvpush_\\w+)"));
 
   std::ifstream file("docs/metrics.md");
   std::string text{std::istreambuf_iterator<char>(file), {}};

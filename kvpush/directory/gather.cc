@@ -13,8 +13,9 @@ namespace json = boost::json;
 
 // The lines of one metric family.
 struct Family {
-  std::string comments;  // HELP and TYPE
-  std::string samples;
+  std::size_t first_text = 0;
+  std::string comments{};  // HELP and TYPE
+  std::string samples{};
 };
 
 // Families in order of first appearance.
@@ -23,7 +24,9 @@ struct Family {
 // Thread: value type.
 class Families {
  public:
-  void add(std::string_view text, std::uint32_t rank) {
+  // The comments of a family are those of the first text that has it.
+  void add(std::string_view text, std::optional<std::uint32_t> rank) {
+    ++text_;
     Family* family = nullptr;
     std::string name;
     while (!text.empty()) {
@@ -33,10 +36,10 @@ class Families {
       if (line.starts_with("# HELP ") || line.starts_with("# TYPE ")) {
         const std::string_view rest = line.substr(7);
         const std::string_view of = rest.substr(0, rest.find(' '));
-        if (family == nullptr || name != of) family = &named(name = of, rank);
-        if (first_rank_.at(name) == rank) family->comments.append(line) += '\n';
+        if (family == nullptr || name != of) family = &named(name = of);
+        if (family->first_text == text_) family->comments.append(line) += '\n';
       } else if (!line.empty() && line[0] != '#') {
-        if (family == nullptr) family = &named({}, rank);
+        if (family == nullptr) family = &named({});
         append_sample(family->samples, line, rank);
       }
     }
@@ -49,23 +52,28 @@ class Families {
   }
 
  private:
-  Family& named(const std::string& name, std::uint32_t rank) {
-    if (first_rank_.emplace(name, rank).second) order_.push_back(name);
-    return by_name_[name];
+  Family& named(const std::string& name) {
+    const auto [found, is_new] = by_name_.try_emplace(name, Family{.first_text = text_});
+    if (is_new) order_.push_back(name);
+    return found->second;
   }
 
-  static void append_sample(std::string& out, std::string_view line, std::uint32_t rank) {
+  static void append_sample(std::string& out, std::string_view line, std::optional<std::uint32_t> rank) {
+    if (!rank) {
+      out.append(line) += '\n';
+      return;
+    }
     const std::size_t name_end = line.find_first_of("{ ");
     if (name_end == std::string_view::npos) return;
-    out.append(line.substr(0, name_end)).append("{rank=\"").append(std::to_string(rank)).append("\"");
+    out.append(line.substr(0, name_end)).append("{rank=\"").append(std::to_string(*rank)).append("\"");
     const bool labelled = line[name_end] == '{';
     out.append(labelled ? (line.substr(name_end + 1).starts_with('}') ? "" : ",") : "}");
     out.append(line.substr(labelled ? name_end + 1 : name_end)) += '\n';
   }
 
   std::map<std::string, Family> by_name_;
-  std::map<std::string, std::uint32_t> first_rank_;  // whose comments are kept
   std::vector<std::string> order_;
+  std::size_t text_ = 0;  // number of the one that is added
 };
 
 // The fields of a JSON object as they were written, or nothing if it is none or has none.
@@ -100,11 +108,12 @@ std::string gather_transfers(const std::vector<RankAnswer>& answers) {
   return text += "]";
 }
 
-std::string gather_metrics(const std::vector<RankAnswer>& answers) {
+std::string gather_metrics(const std::vector<RankAnswer>& answers, std::string_view own) {
   Families families;
   for (const RankAnswer& answer : answers) {
     if (answer.body) families.add(*answer.body, answer.rank);
   }
+  families.add(own, std::nullopt);
   std::string text = families.text();
   text += "# HELP kvpush_rank_up Whether the rank answered the directory.\n# TYPE kvpush_rank_up gauge\n";
   for (const RankAnswer& answer : answers) {

@@ -19,8 +19,8 @@ struct RankAnswer {
 // [{"rank": 0, "live": [...], "ended": [...]}, {"rank": 1, "error": "timeout"}]
 std::string gather_transfers(const std::vector<RankAnswer>& answers);
 
-// The Prometheus text of all ranks as one: each sample gets the label `rank` as its first, families are written once,
-// and kvpush_rank_up says which ranks answered.
-std::string gather_metrics(const std::vector<RankAnswer>& answers);
+// The Prometheus text of all ranks and the directory's own as one: each sample of a rank gets the label `rank` as its
+// first, families are written once, and kvpush_rank_up says which ranks answered.
+std::string gather_metrics(const std::vector<RankAnswer>& answers, std::string_view own);
 
 }  // namespace kvpush

@@ -1,5 +1,6 @@
 #include "kvpush/directory/gather.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -32,7 +33,7 @@ TEST(GatherMetrics, WritesEachFamilyOnceAndLabelsEachSample) {
       "# HELP b Times.\n# TYPE b histogram\nb_bucket{le=\"1\"} 3\nb_sum 0.7\n"
       "# HELP a Things.\n# TYPE a counter\na 4\n";
 
-  EXPECT_EQ(gather_metrics({{0, one}, {1, two}}),
+  EXPECT_EQ(gather_metrics({{0, one}, {1, two}}, ""),
             "# HELP a Things.\n# TYPE a counter\na{rank=\"0\"} 1\na{rank=\"1\"} 4\n"
             "# HELP b Times.\n# TYPE b histogram\nb_bucket{rank=\"0\",le=\"1\"} 2\nb_sum{rank=\"0\"} 0.5\n"
             "b_bucket{rank=\"1\",le=\"1\"} 3\nb_sum{rank=\"1\"} 0.7\n"
@@ -40,8 +41,17 @@ TEST(GatherMetrics, WritesEachFamilyOnceAndLabelsEachSample) {
             "kvpush_rank_up{rank=\"0\"} 1\nkvpush_rank_up{rank=\"1\"} 1\n");
 }
 
+TEST(GatherMetrics, PutsTheDirectorysOwnSamplesBesideThoseOfItsRanks) {
+  const std::string rank = "# HELP a Things.\n# TYPE a counter\na 1\n";
+  const std::string own = rank + "# HELP c Others.\n# TYPE c counter\nc 2\n";
+
+  EXPECT_THAT(gather_metrics({{0, rank}}, own),
+              testing::StartsWith("# HELP a Things.\n# TYPE a counter\na{rank=\"0\"} 1\na 1\n"
+                                  "# HELP c Others.\n# TYPE c counter\nc 2\n"));
+}
+
 TEST(GatherMetrics, SaysThatARankIsDown) {
-  const std::string text = gather_metrics({{0, "a{} 1\n"}, {1, silent()}});
+  const std::string text = gather_metrics({{0, "a{} 1\n"}, {1, silent()}}, "");
 
   EXPECT_NE(text.find("a{rank=\"0\"} 1\n"), std::string::npos) << text;
   EXPECT_NE(text.find("kvpush_rank_up{rank=\"0\"} 1\n"), std::string::npos) << text;

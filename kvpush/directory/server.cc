@@ -80,11 +80,11 @@ class DirectoryServer::Service {
     });
     routes_.add("GET", "/metrics", [this](const HttpRequest& request, HttpResponder out) {
       ask_ranks(
-          request.target, [this](const auto& answers) { return gather_metrics(answers) + registry_.render(); },
+          request.target, [this](const auto& answers) { return gather_metrics(answers, registry_.render()); },
           std::string(kMetricsContentType), std::move(out));
     });
     auto server = HttpServer::open(
-        io_, {.listen = {listen.host, listen.port}},
+        io_, {.listen = {listen.host, listen.port}, .bad_requests = &http_bad_requests(registry_)},
         [this](HttpRequest request, HttpResponder out) { routes_.dispatch(std::move(request), std::move(out)); });
     if (!server) return std::unexpected(server.error());
     server_ = std::move(*server);
@@ -166,13 +166,13 @@ class DirectoryServer::Service {
   boost::asio::io_context io_{1};
   std::optional<boost::asio::executor_work_guard<boost::asio::io_context::executor_type>> work_{io_.get_executor()};
   HttpRoutes routes_;
+  Registry registry_;
   std::unique_ptr<HttpServer> server_;
   std::optional<HttpClient> client_;
   std::uint16_t port_ = 0;
   std::vector<RankDocument> ranks_;
   std::string document_;
   TransferLog scheduled_;
-  Registry registry_;
   Histogram& resume_seconds_ =
       registry_.histogram("kvpush_resume_seconds",
                           "From the workers' report of received KV to the first step that uses it.", kSecondsBuckets);

@@ -100,6 +100,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void read_body();
   void on_request(error_code error);
   void refuse(error_code error);
+  void note_bad_request(std::string_view what);
   void send(std::string bytes, std::move_only_function<void()> done);
   std::string head_text(const HttpHead& head);
   void end_answer();
@@ -196,6 +197,10 @@ void HttpRoutes::dispatch(HttpRequest request, HttpResponder responder) const {
 
 HttpReply plain_refusal(int status, std::string_view what) {
   return {.status = status, .content_type = "text/plain", .body = std::string(what) + "\n", .headers = {}};
+}
+
+Counter& http_bad_requests(Registry& registry) {
+  return registry.counter("kvpush_http_bad_requests_total", "Connections closed because their bytes were no request.");
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::open(asio::io_context& io, HttpServerOptions options,
@@ -396,13 +401,25 @@ void HttpConnection::refuse(error_code error) {
   } else if (error == http::error::body_limit) {
     status = 413;
     what = fmt::format("the body is larger than {} bytes", server_->options.body_bytes_max);
-  } else if (error == http::error::end_of_stream || error == http::error::partial_message ||
-             error.category() != make_error_code(http::error::bad_method).category()) {
+  } else if (error == http::error::end_of_stream || error == http::error::partial_message) {
+    note_bad_request("the request ends before it is complete");
+    return close();
+  } else if (error.category() != make_error_code(http::error::bad_method).category()) {
     return close();
   }
+  note_bad_request(what);
   phase_ = Phase::kAnswering;
   keep_alive_ = false;
   reply(server_->options.refusal(status, what));
+}
+
+// Who sends such things may be nobody that anything else names, so the log names the address.
+void HttpConnection::note_bad_request(std::string_view what) {
+  if (server_->options.bad_requests != nullptr) server_->options.bad_requests->add();
+  error_code gone;
+  const tcp::endpoint peer = socket_.remote_endpoint(gone);
+  log(LogLevel::kWarning,
+      fmt::format("http: the connection to {} port {} is closed: {}", peer.address().to_string(), peer.port(), what));
 }
 
 void HttpConnection::start(HttpHead head) {
@@ -542,6 +559,7 @@ void HttpConnection::limit(Duration duration) {
     // An expired wait may be queued already when the timer is set anew.
     if (error || self->phase_ == Phase::kClosed) return;
     if (self->timer_.expiry() > asio::steady_timer::clock_type::now()) return;
+    if (self->phase_ == Phase::kReading) self->note_bad_request("the request is not complete in time");
     self->lose_client();
   });
 }

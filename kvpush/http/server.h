@@ -12,6 +12,7 @@
 #include "kvpush/base/error.h"
 #include "kvpush/base/instant.h"
 #include "kvpush/http/message.h"
+#include "kvpush/metrics/metrics.h"
 
 namespace boost::asio {
 class io_context;
@@ -77,6 +78,10 @@ class HttpRoutes {
   std::map<std::string, std::map<std::string, HttpHandler>> by_path_;  // path, then method
 };
 
+// Connections that a server closed because their bytes were no request: not HTTP, too large, or never complete. All
+// servers of a registry share it.
+Counter& http_bad_requests(Registry& registry);
+
 struct HttpServerOptions {
   Endpoint listen{"127.0.0.1", 0};     // port 0: the kernel picks
   std::size_t connections_max = 1024;  // more wait in the kernel's backlog
@@ -86,6 +91,7 @@ struct HttpServerOptions {
   Duration idle_timeout = std::chrono::seconds(75);   // between requests of one connection
   Duration write_timeout = std::chrono::seconds(60);  // a client that takes one write for so long is gone
   HttpRefusal refusal = plain_refusal;  // of requests that cannot be read (400, 413, 431) or are dropped (500)
+  Counter* bad_requests = nullptr;      // http_bad_requests() of whoever serves metrics; outlives the server
 };
 
 // An HTTP/1.1 server on an io_context that somebody else runs.

@@ -23,6 +23,7 @@ class HttpServerTest : public testing::Test {
   };
 
   void serve(HttpServerOptions options = {}) {
+    options.bad_requests = &bad_requests_;
     auto server = HttpServer::open(loop_.io, std::move(options), [this](HttpRequest request, HttpResponder responder) {
       asked_.push_back({std::move(request), std::move(responder)});
     });
@@ -40,8 +41,11 @@ class HttpServerTest : public testing::Test {
   void expect_closed(TestPeer& peer) {
     loop_.until("the server closes", [&] { return peer.closed(); });
   }
+  std::string metrics() const { return registry_.render(); }
 
   TestLoop loop_;
+  Registry registry_;
+  Counter& bad_requests_ = http_bad_requests(registry_);
   std::deque<Asked> asked_;
   std::unique_ptr<HttpServer> server_;
 };
@@ -302,6 +306,7 @@ TEST_F(HttpServerTest, RefusesABodyAboveItsLimit) {
   EXPECT_THAT(chunked.take_until(loop_, "4 bytes\n"), StartsWith("HTTP/1.1 413 "));
   expect_closed(announced);
   EXPECT_TRUE(asked_.empty());
+  EXPECT_EQ(bad_requests_.value(), 2u);
 }
 
 TEST_F(HttpServerTest, RefusesHeaderFieldsAboveTheirLimit) {
@@ -311,6 +316,7 @@ TEST_F(HttpServerTest, RefusesHeaderFieldsAboveTheirLimit) {
   peer.send("GET / HTTP/1.1\r\nA: " + std::string(2000, 'a') + "\r\n\r\n");
 
   EXPECT_THAT(peer.take_until(loop_, "1000 bytes\n"), StartsWith("HTTP/1.1 431 "));
+  EXPECT_EQ(bad_requests_.value(), 1u);
 }
 
 TEST_F(HttpServerTest, RefusesWhatIsNotHttp) {
@@ -322,6 +328,56 @@ TEST_F(HttpServerTest, RefusesWhatIsNotHttp) {
 
   EXPECT_THAT(peer.take_until(loop_, "{\"mine\":true}"), StartsWith("HTTP/1.1 400 "));
   expect_closed(peer);
+}
+
+// Shows E3, F1.
+TEST_F(HttpServerTest, CountsAndLogsEachConnectionWhoseBytesAreNoRequestOnce) {
+  serve();
+  const std::string_view garbage[] = {
+      "\x16\x03\x01 hello\r\n\r\n and more\r\n\r\n",
+      "GET / HTTP/9.9\r\n\r\n",
+      "POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+      "POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+  };
+  testing::internal::CaptureStderr();
+
+  for (const std::string_view bytes : garbage) {
+    TestPeer peer = client();
+    peer.send(bytes);
+    expect_closed(peer);
+  }
+
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(log, '\n'), std::ssize(garbage)) << log;
+  EXPECT_THAT(log, HasSubstr("http: the connection to 127.0.0.1 port "));
+  EXPECT_THAT(log, HasSubstr(" is closed: the request is not HTTP: "));
+  EXPECT_THAT(metrics(), HasSubstr("kvpush_http_bad_requests_total 4\n"));
+}
+
+TEST_F(HttpServerTest, CountsARequestThatItsClientBreaksOff) {
+  serve();
+  TestPeer truncated = client();
+  TestPeer silent = client();
+  loop_.until("both are connected", [&] { return server_->connections() == 2; });
+
+  truncated.send("POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo");
+  truncated.close();
+  silent.close();
+
+  loop_.until("both are gone", [&] { return server_->connections() == 0; });
+  EXPECT_EQ(bad_requests_.value(), 1u);
+  EXPECT_TRUE(asked_.empty());
+}
+
+TEST_F(HttpServerTest, CountsNoRequestThatAHandlerRefuses) {
+  serve();
+  TestPeer peer = client();
+
+  peer.send("GET /nothing HTTP/1.1\r\nConnection: close\r\n\r\n");
+  next().responder.reply({.status = 404});
+
+  expect_closed(peer);
+  EXPECT_EQ(bad_requests_.value(), 0u);
 }
 
 TEST_F(HttpServerTest, AsksForABodyThatTheClientHoldsBack) {
@@ -380,6 +436,7 @@ TEST_F(HttpServerTest, ClosesARequestThatNeverEnds) {
 
   expect_closed(peer);
   EXPECT_TRUE(asked_.empty());
+  EXPECT_EQ(bad_requests_.value(), 1u);
 }
 
 TEST_F(HttpServerTest, GivesUpAClientThatTakesNoBytes) {

@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "kvpush/http/server.h"
+
 namespace kvpush {
 namespace {
 
@@ -44,7 +46,8 @@ Counter& legs(Registry& registry, Role role, LegOutcome outcome) {
 }  // namespace
 
 RouterMetrics::RouterMetrics()
-    : in_flight_(registry_.gauge("kvpush_router_requests_in_flight", "Requests whose clients wait for an answer.")) {
+    : in_flight_(registry_.gauge("kvpush_router_requests_in_flight", "Requests whose clients wait for an answer.")),
+      bad_requests_(http_bad_requests(registry_)) {
   // From the start, so that a rate over the first event is not lost.
   for (const Api api : kApis) {
     requests(registry_, api, RequestOutcome::kOk);

@@ -24,6 +24,7 @@ class RouterMetrics {
   void request_refused(Api api, RequestOutcome outcome) { count_request(api, outcome); }
   void first_byte(Api api, Duration after);
   void leg_ended(Role role, LegOutcome outcome);
+  Counter& bad_requests() { return bad_requests_; }
 
   std::string render() const { return registry_.render(); }
 
@@ -32,6 +33,7 @@ class RouterMetrics {
 
   Registry registry_;
   Gauge& in_flight_;
+  Counter& bad_requests_;
 };
 
 }  // namespace kvpush

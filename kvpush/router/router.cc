@@ -44,11 +44,12 @@ const char* target(Api api) {
   return api == Api::kChat ? "/v1/chat/completions" : "/v1/completions";
 }
 
-HttpServerOptions server_options(const RouterOptions& options) {
+HttpServerOptions server_options(const RouterOptions& options, Counter& bad_requests) {
   return {.listen = options.listen,
           .connections_max = options.requests_max + kSideConnectionsMax,
           .body_bytes_max = options.body_bytes_max,
-          .refusal = refuse_request};
+          .refusal = refuse_request,
+          .bad_requests = &bad_requests};
 }
 
 }  // namespace
@@ -146,9 +147,10 @@ Result<void> Router::Impl::listen(boost::asio::io_context& io) {
   });
   routes_.add("GET", "/kvpush/v1/transfers",
               [this](const HttpRequest&, HttpResponder responder) { responder.reply({.body = transfers()}); });
-  auto server = HttpServer::open(io, server_options(options_), [this](HttpRequest request, HttpResponder responder) {
-    routes_.dispatch(std::move(request), std::move(responder));
-  });
+  auto server = HttpServer::open(io, server_options(options_, metrics_.bad_requests()),
+                                 [this](HttpRequest request, HttpResponder responder) {
+                                   routes_.dispatch(std::move(request), std::move(responder));
+                                 });
   if (!server) return std::unexpected(server.error());
   server_ = *std::move(server);
   return {};

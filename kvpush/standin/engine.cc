@@ -150,7 +150,8 @@ Result<void> StandinEngine::Impl::open(boost::asio::io_context& io) {
                                  {.listen = options_.listen,
                                   .connections_max = options_.scheduler.requests_max + kSideConnectionsMax,
                                   .body_bytes_max = kBodyBytesMax,
-                                  .refusal = completion_error},
+                                  .refusal = completion_error,
+                                  .bad_requests = &metrics_.bad_requests()},
                                  [this](HttpRequest request, HttpResponder responder) {
                                    routes_.dispatch(std::move(request), std::move(responder));
                                  });

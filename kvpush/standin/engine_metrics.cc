@@ -1,5 +1,7 @@
 #include "kvpush/standin/engine_metrics.h"
 
+#include "kvpush/http/server.h"
+
 namespace kvpush {
 namespace {
 
@@ -39,7 +41,8 @@ void show(Gauge& gauge, std::size_t level) {
 
 EngineMetrics::EngineMetrics()
     : wrong_readings_(registry_.counter("kvpush_engine_wrong_kv_total",
-                                        "Requests that read KV which is not that of their prompt.")) {
+                                        "Requests that read KV which is not that of their prompt.")),
+      bad_requests_(http_bad_requests(registry_)) {
   for (const Outcome outcome : {Outcome::kOk, Outcome::kFailed, Outcome::kRefused, Outcome::kClientGone}) {
     requests(registry_, outcome);
   }

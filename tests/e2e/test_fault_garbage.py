@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 import struct
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import SHORT, SLACK_S, Cluster, cluster, control_port, troubles
 from engine_process import EngineProcess
-from http_process import wait_until
+from http_process import WAIT_SECONDS, wait_until
 
 FRAME_BYTES_MAX = 2 << 20
 
@@ -80,15 +82,16 @@ def test_a_message_that_never_ends_takes_no_memory_and_disturbs_nobody(pair):
     assert troubles(pair.p) == {}
 
 
-# Shows E3.
+# Shows E3, F1.
 @pytest.mark.parametrize("place", ["engine", "directory", "router", "agent"])
-def test_garbage_on_an_http_port_is_answered_with_an_error_or_closed(pair, place):
-    port = {
+def test_garbage_on_an_http_port_is_closed_and_counted(pair, place):
+    ports = {
         "engine": pair.p.port,
         "directory": pair.p.directory_port,
         "router": pair.router.port,
         "agent": rank_http_port(pair.p),
-    }[place]
+    }
+    port = ports[place]
     pair.expect_right(*SHORT)
     chance = random.Random(2)
     noise = [chance.randbytes(chance.randrange(1, 4000)) + b"\r\n\r\n" for _ in range(20)]
@@ -102,8 +105,13 @@ def test_garbage_on_an_http_port_is_answered_with_an_error_or_closed(pair, place
         frame(bytes(64)),
     ]
 
-    assert [data[:32] for data in noise + wrong if not is_closed_after(port, data)] == []
+    bad = noise + wrong
 
+    assert [data[:32] for data in bad if not is_closed_after(port, data)] == []
+
+    assert {where: bad_requests(one) for where, one in ports.items()} == dict.fromkeys(ports, 0) | {place: len(bad)}
+    program = pair.router if place == "router" else pair.p
+    assert len(program.logged("http: the connection to 127.0.0.1 port")) == len(bad)
     pair.expect_right(*SHORT)
     pair.expect_rest()
     assert (troubles(pair.p), troubles(pair.d)) == ({}, {})
@@ -149,6 +157,13 @@ def test_a_directory_that_is_none_fails_its_request_alone(pair):
 
 def resident_bytes(engine: EngineProcess) -> int:
     return int(Path(f"/proc/{engine.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def bad_requests(port: int) -> int:
+    """What whoever serves this port has counted of it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
+        found = re.findall(r"^kvpush_http_bad_requests_total (\d+)$", answer.read().decode(), re.MULTILINE)
+    return int(*found)
 
 
 def rank_http_port(engine: EngineProcess) -> int:

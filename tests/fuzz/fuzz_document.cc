@@ -35,7 +35,7 @@ void check_transfers(const std::vector<RankAnswer>& answers) {
 }
 
 void check_metrics(const std::vector<RankAnswer>& answers) {
-  const std::string text = gather_metrics(answers);
+  const std::string text = gather_metrics(answers, "");
   for (std::string_view rest = text; !rest.empty();) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(line.size() + 1);
