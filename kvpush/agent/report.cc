@@ -184,10 +184,10 @@ std::string Report::metrics(const Producer& producer, const Consumer& consumer, 
   follow("kvpush_sessions_lost_total", "Ready sessions that ended.", got.sessions_lost, as_consumer);
   follow("kvpush_sessions_silent_total", "Sessions lost to silence.", sent.sessions_silent, as_producer);
   follow("kvpush_sessions_silent_total", "Sessions lost to silence.", got.sessions_silent, as_consumer);
-  follow("kvpush_sessions_unauthenticated_total", "Connections without proof of the secret.",
+  follow("kvpush_sessions_unauthenticated_total", "Session starts without proof of the secret.",
          control.unauthenticated_accepted, as_producer);
-  follow("kvpush_sessions_unauthenticated_total", "Connections without proof of the secret.",
-         control.unauthenticated_dialled, as_consumer);
+  follow("kvpush_sessions_unauthenticated_total", "Session starts without proof of the secret.",
+         got.sessions_unauthenticated, as_consumer);
   follow("kvpush_frames_forged_total", "Frames of a session that its peer did not send.", control.frames_forged);
   follow("kvpush_leases_expired_total", "Leases that ended while a batch waited.", sent.leases_expired);
   follow("kvpush_registrations_total", "Registrations made or received.", sent.registrations, as_producer);

@@ -143,6 +143,21 @@ TEST_F(ReportTest, CountsWhatTheMachinesCountedOnce) {
   EXPECT_THAT(report.transfers(producer, consumer), testing::HasSubstr(R"("outcome":"held")"));
 }
 
+// Shows F1.
+TEST_F(ReportTest, CountsASessionWithoutACommonSecretNotAmongTheRefused) {
+  const Endpoint directory{"10.0.0.1", 9100};
+  Actions actions;
+  ASSERT_TRUE(consumer.on(Receive{"r", "t", directory, {0, 4}, {pack(std::vector{BlockId{0}})}}, start, actions));
+  consumer.on_resolved(directory, ProducerEngine{"p", Incarnation{2}, {{"10.0.0.1", 9101}}}, start, actions);
+  consumer.on_dialled(directory, 0, ConnectionId{1});
+
+  consumer.on(ConnectionId{1}, Refused{ErrorCode::kUnauthenticated, "another secret"}, start, actions);
+
+  const std::string metrics = report.metrics(producer, consumer, {}, {{"cma", "process_vm_writev"}});
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_sessions_unauthenticated_total{role=\"consumer\"} 1\n"));
+  EXPECT_THAT(metrics, testing::HasSubstr("kvpush_sessions_refused_total{role=\"consumer\"} 0\n"));
+}
+
 TEST_F(ReportTest, NamesTheConsumerOfASentTransfer) {
   report.ended(sent());
 

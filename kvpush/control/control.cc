@@ -602,7 +602,6 @@ void ControlPlane::on_ended(ConnectionId connection, const Error& error) {
   if (entry.side == Side::kAcceptor || error.code != ErrorCode::kUnauthenticated) {
     return events_.closed(connection, error);
   }
-  ++counters_.unauthenticated_dialled;
   events_.refused(connection, error);
 }
 

@@ -53,8 +53,7 @@ struct ControlEvents {
 };
 
 struct ControlCounters {
-  std::uint64_t unauthenticated_accepted = 0;  // ended before they proved the secret
-  std::uint64_t unauthenticated_dialled = 0;   // `refused`
+  std::uint64_t unauthenticated_accepted = 0;  // ended before they proved the secret; our own are `refused`
   std::uint64_t frames_forged = 0;             // not those that a proven peer sent, or not in that order
 };
 

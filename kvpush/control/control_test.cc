@@ -642,7 +642,6 @@ class AuthenticationTest : public testing::Test {
     })) << "one side did not learn of it";
     run_ready(context);
     EXPECT_EQ(from.refused.size(), 1u);
-    EXPECT_EQ(from.counters().unauthenticated_dialled, 1u);
     EXPECT_THAT(from.closed, IsEmpty());
     EXPECT_THAT(to.received, IsEmpty());
   }

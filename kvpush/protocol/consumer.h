@@ -34,6 +34,7 @@ struct ProducerEngine {
 struct ConsumerCounters {
   std::uint64_t sessions_started = 0;
   std::uint64_t sessions_refused = 0;
+  std::uint64_t sessions_unauthenticated = 0;  // not among the refused: no common secret
   std::uint64_t sessions_lost = 0;
   std::uint64_t sessions_silent = 0;  // of those lost: the producer said nothing for a lease
   std::uint64_t resolves_failed = 0;

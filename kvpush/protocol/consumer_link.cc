@@ -287,7 +287,11 @@ void Consumer::end_link(const Endpoint& directory, ErrorCode code, const std::st
                         Actions& out) {
   Link& link = links_.at(directory);
   if (link.state == LinkState::kWaiting) return;
-  ++(link.state == LinkState::kReady ? counters_.sessions_lost : counters_.sessions_refused);
+  if (link.state == LinkState::kReady) {
+    ++counters_.sessions_lost;
+  } else {
+    ++(code == ErrorCode::kUnauthenticated ? counters_.sessions_unauthenticated : counters_.sessions_refused);
+  }
   if (link.trouble != text) {
     out.push_back(Note{fmt::format("producer engine at {}: {} ({})", to_string(directory), text, error_name(code))});
     link.trouble = text;

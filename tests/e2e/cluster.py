@@ -30,8 +30,8 @@ SESSION_S = 10.0
 
 # The agent's counters of what went wrong, or what an abort causes.
 TROUBLES = (
-    "sessions_refused sessions_lost sessions_silent leases_expired bad_messages writes_failed revokes fences"
-    " resolves_failed unwanted receives sends"
+    "sessions_refused sessions_lost sessions_silent sessions_unauthenticated frames_forged leases_expired"
+    " bad_messages writes_failed revokes fences resolves_failed unwanted receives sends"
 ).split()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from pathlib import Path
 
 import pytest
+from cluster import peer_lines, troubles
 from engine_process import EngineProcess, text_of
-from http_process import WAIT_SECONDS, ProgramEnded
+from http_process import ProgramEnded
 
 PROMPT = list(range(100, 200))
 TOKENS = 8
@@ -36,16 +35,6 @@ def transfer(p: EngineProcess, d: EngineProcess) -> tuple[int, str]:
     return answer.status, answer.body.decode() if answer.status != 200 else answer.json["choices"][0]["text"]
 
 
-def unauthenticated(engine: EngineProcess, role: str) -> int:
-    """Its agent's counter, from its directory."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{engine.directory_port}/metrics", timeout=WAIT_SECONDS) as answer:
-        text = answer.read().decode()
-    series = re.compile(rf'kvpush_sessions_unauthenticated_total{{[^}}]*role="{role}"[^}}]*}} (\d+)')
-    match = series.search(text)
-    assert match, text
-    return int(match[1])
-
-
 def test_engines_with_one_secret_push_kv(tmp_path):
     flags = secret(tmp_path, "s")
     with EngineProcess("both") as alone:
@@ -62,8 +51,11 @@ def test_engines_without_a_common_secret_refuse_each_other_and_count_it(tmp_path
     with EngineProcess("prefill", *p_flags) as p, EngineProcess("decode", *d_flags) as d:
         status, text = transfer(p, d)
         assert status >= 500 and "unauthenticated" in text
-        assert unauthenticated(p, "producer") > 0
-        assert unauthenticated(d, "consumer") > 0
+        of_p, of_d = troubles(p), troubles(d)
+        assert of_p.pop("sessions_unauthenticated producer") > 0 and of_p == {}
+        assert of_d.pop("sessions_unauthenticated consumer") > 0 and of_d == {"receives unauthenticated": 1}
+        assert len(p.logged("control: refusing 127.0.0.1: ")) == 1
+        assert len(peer_lines(d, p.directory_port)) == 1
         d.wait_for_rest()
 
 
