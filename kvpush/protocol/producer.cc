@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "kvpush/base/check.h"
 #include "kvpush/base/limits.h"
 #include "kvpush/base/overloaded.h"
@@ -64,13 +66,7 @@ void Producer::on_closed(ConnectionId connection, Instant now, Actions& out, con
 }
 
 void Producer::on_peer_lost(Peer peer, Instant now, Actions& out) {
-  for (const auto& [connection, session] : sessions_) {
-    if (session.peer != peer) continue;
-    note_loss(session, "the data endpoint failed", out);
-    out.push_back(CloseConnection{connection});
-    end_session(ConnectionId{connection}, now, out);
-    return;
-  }
+  lose_peer(peer, "the data endpoint failed", now, out);
 }
 
 Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
@@ -206,7 +202,8 @@ void Producer::tick(Instant now, Actions& out) {
         break;
       case Kind::kDrain: {
         const Peer peer = registrations_.at(due.registration).peer;
-        on_peer_lost(peer, now, out);
+        const double limit_s = std::chrono::duration<double>(options_.drain_limit).count();
+        lose_peer(peer, fmt::format("writes to it did not end within drain_limit ({} s)", limit_s), now, out);
         cut(peer, out);
         break;
       }

@@ -222,6 +222,8 @@ class Producer {
   void count_end(const Session& session);
   // A ready session is about to end for another reason.
   void note_loss(const Session& session, std::string_view why, Actions& out);
+  // Ends the session whose data endpoint this is, if it has not ended before.
+  void lose_peer(Peer peer, std::string_view why, Instant now, Actions& out);
   void end_session(ConnectionId connection, Instant now, Actions& out);
 
   // producer_transfer.cc

@@ -280,6 +280,15 @@ void Producer::note_loss(const Session& session, std::string_view why, Actions& 
   out.push_back(Note{fmt::format("consumer {} is lost: {}", describe(session.hello.from), why)});
 }
 
+void Producer::lose_peer(Peer peer, std::string_view why, Instant now, Actions& out) {
+  for (const auto& [connection, session] : sessions_) {
+    if (session.peer != peer) continue;
+    note_loss(session, why, out);
+    out.push_back(CloseConnection{connection});
+    return end_session(ConnectionId{connection}, now, out);
+  }
+}
+
 void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   const auto found = sessions_.find(connection);
   if (found == sessions_.end()) return;
