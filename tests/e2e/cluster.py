@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine_process import EngineProcess, text_of
 from http_process import Sent, wait_until
 from link import Detour, Link
+from network import Network
 from router_process import RouterProcess
 
 TOKENS = 4
@@ -137,20 +138,21 @@ def cluster(
     lease_s: float = LEASE_S,
     hold_s: float = HOLD_S,
     has_link: bool = False,
+    network: Network | None = None,
 ) -> Iterator[Cluster]:
-    """With a link, decode's sessions to the first prefill engine go through it."""
+    """With a link, decode's sessions to the first prefill engine go through it. With a network, all of it is there."""
     times = ("--lease-ms", str(round(lease_s * 1000)), "--hold-ms", str(round(hold_s * 1000)))
     flags = ("--no-prefix-caching", "--blocks", str(blocks), *times, *flags)
     with ExitStack() as stack:
-        ps = [stack.enter_context(EngineProcess("prefill", *flags)) for _ in range(prefill)]
-        ds = [stack.enter_context(EngineProcess("decode", *flags)) for _ in range(decode)]
-        alone = stack.enter_context(EngineProcess("both", *flags))
+        ps = [stack.enter_context(EngineProcess("prefill", *flags, network=network)) for _ in range(prefill)]
+        ds = [stack.enter_context(EngineProcess("decode", *flags, network=network)) for _ in range(decode)]
+        alone = stack.enter_context(EngineProcess("both", *flags, network=network))
         detour = stack.enter_context(Detour(ps[0].directory_port)) if has_link else None
         directories = [p.directory_port for p in ps]
         if detour is not None:
             directories[0] = detour.directory_port
         servers = [f"{p.address}={directory}" for p, directory in zip(ps, directories, strict=True)]
-        router = stack.enter_context(RouterProcess(servers, [d.address for d in ds]))
+        router = stack.enter_context(RouterProcess(servers, [d.address for d in ds], network=network))
         yield Cluster(ps, ds, router, alone, detour)
 
 

@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from http_process import HttpProcess, Sent, binary, wait_until
+from http_process import WAIT_SECONDS, HttpProcess, Sent, binary, wait_until
+from network import Network
 
 
 def engine_binary() -> str:
@@ -17,12 +18,19 @@ def engine_binary() -> str:
 class EngineProcess(HttpProcess):
     """A running engine. Its answers are texts with one word for each token."""
 
-    def __init__(self, role: str = "both", *more: str, port: int = 0, directory_port: int = 0) -> None:
+    def __init__(
+        self,
+        role: str = "both",
+        *more: str,
+        port: int = 0,
+        directory_port: int = 0,
+        network: Network | None = None,
+    ) -> None:
         transport = () if "--transport" in more else ("--transport", "cma")
         self.role = role
         name = () if "--engine-id" in more else ("--engine-id", role)
         self._flags = ("--role", role, *name, *transport, *more)
-        super().__init__(*self._command(port, directory_port))
+        super().__init__(*self._command(port, directory_port), network=network)
         self._read_ports()
         self.blocks = self.metric("kvpush_engine_free_blocks")
 
@@ -97,9 +105,9 @@ class EngineProcess(HttpProcess):
         """No request, no transfer, and all of its blocks are free."""
         return not any(self.requests().values()) and self.free_blocks() == self.blocks and not self.live_transfers()
 
-    def wait_for_rest(self) -> None:
+    def wait_for_rest(self, within: float = WAIT_SECONDS) -> None:
         """Returns when it has no request and all of its blocks are free."""
-        wait_until(self.is_at_rest, f"{self.role} is at rest", seen=self.requests)
+        wait_until(self.is_at_rest, f"{self.role} is at rest", within, self.requests)
 
     def free_blocks(self) -> int:
         return int(self.metric("kvpush_engine_free_blocks"))

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from network import Network
+
 WAIT_SECONDS = 20.0
 
 
@@ -54,13 +56,15 @@ class HttpProcess:
 
     port: int
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, network: Network | None = None) -> None:
+        self._network = network  # the one that it runs on, if not the test's own
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._sent: list[Sent] = []  # a request that nobody holds would be one whose client went away
         self._start(*command)
 
     def _start(self, *command: str) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log)
+        way = [] if self._network is None else self._network.prefix()
+        self.process = subprocess.Popen([*way, *command], stdout=subprocess.PIPE, stderr=self._log)
         self._said = b""
 
     def __enter__(self) -> Self:
@@ -133,6 +137,9 @@ class HttpProcess:
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None, port: int | None = None
     ) -> Sent:
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=WAIT_SECONDS)
+        if self._network is not None:
+            connection.sock = self._network.connect(connection.port)
+            connection.sock.settimeout(WAIT_SECONDS)
         connection.request(method, path, body, headers or {})
         self._sent.append(Sent(connection))
         return self._sent[-1]

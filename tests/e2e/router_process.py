@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from http_process import HttpProcess, binary
+from network import Network
 
 
 def router_binary() -> str:
@@ -15,11 +16,11 @@ def router_binary() -> str:
 class RouterProcess(HttpProcess):
     """A running router."""
 
-    def __init__(self, prefill: list[str], decode: list[str], *more: str) -> None:
+    def __init__(self, prefill: list[str], decode: list[str], *more: str, network: Network | None = None) -> None:
         """`prefill` as HOST:PORT=DIRECTORY_HOST:PORT, `decode` as HOST:PORT."""
         flags = [flag for server in prefill for flag in ("--prefill", server)]
         flags += [flag for server in decode for flag in ("--decode", server)]
-        super().__init__(router_binary(), "--listen", "127.0.0.1:0", *flags, *more)
+        super().__init__(router_binary(), "--listen", "127.0.0.1:0", *flags, *more, network=network)
         line = self._line()
         match = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)", line)
         assert match, f"the router said {line!r}"
