@@ -41,6 +41,7 @@ struct Flags {
   double token_us = 0;
   int lease_ms = 5000;
   int hold_ms = 30000;
+  int drain_ms = kvpush::kDrainMax.count();
 };
 
 void add_flags(CLI::App& app, Flags& flags) {
@@ -92,6 +93,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--hold-ms", flags.hold_ms, "milliseconds for which a computed prompt waits for somebody to fetch it")
       ->check(CLI::Range(100, 600000))
       ->capture_default_str();
+  app.add_option("--drain-ms", flags.drain_ms,
+                 "milliseconds that answers in flight and KV that is held have to end after SIGTERM")
+      ->check(CLI::Range(0, 600000))
+      ->capture_default_str();
 }
 
 int refuse(std::string_view flag, std::string_view value, const kvpush::Error& error) {
@@ -99,7 +104,7 @@ int refuse(std::string_view flag, std::string_view value, const kvpush::Error& e
   return 2;
 }
 
-int run(const kvpush::StandinOptions& options) {
+int run(const kvpush::StandinOptions& options, std::chrono::milliseconds drain_max) {
   kvpush::raise_descriptor_limit();
   boost::asio::io_context io(1);
   auto engine = kvpush::StandinEngine::open(io, options, {kvpush::read_clock, kvpush::read_entropy});
@@ -111,7 +116,7 @@ int run(const kvpush::StandinOptions& options) {
       fmt::format("directory on http://{}\nlistening on http://{}\n",
                   to_string(kvpush::Endpoint{options.directory.host, (*engine)->directory_port()}),
                   to_string(kvpush::Endpoint{options.listen.host, (*engine)->port()}));
-  kvpush::serve(io, addresses, [&] { (*engine)->drain(); }, [&] { return (*engine)->idle(); });
+  kvpush::serve(io, addresses, [&] { (*engine)->drain(); }, [&] { return (*engine)->idle(); }, drain_max);
   return (*engine)->stop(kStopMax) ? 0 : 1;
 }
 
@@ -167,5 +172,5 @@ int main(int argc, char** argv) {
     return refuse("--blocks", fmt::to_string(options.kv.block_count),
                   {kvpush::ErrorCode::kBadConfig, "a KV cache of this shape is larger than 1 TiB"});
   }
-  return run(options);
+  return run(options, std::chrono::milliseconds(flags.drain_ms));
 }

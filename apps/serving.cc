@@ -12,7 +12,6 @@
 namespace kvpush {
 namespace {
 
-constexpr std::chrono::seconds kDrainMax{25};  // 30 is usual before an orchestrator kills
 constexpr std::chrono::milliseconds kDrainCheckEvery{20};
 
 }  // namespace
@@ -25,7 +24,7 @@ void raise_descriptor_limit() {
 }
 
 void serve(boost::asio::io_context& io, std::string_view addresses, const std::function<void()>& drain,
-           const std::function<bool()>& is_idle) {
+           const std::function<bool()>& is_idle, std::chrono::milliseconds drain_max) {
   boost::asio::signal_set signals(io, SIGINT, SIGTERM);
   bool stopping = false;
   signals.async_wait([&](const boost::system::error_code&, int) {
@@ -36,7 +35,7 @@ void serve(boost::asio::io_context& io, std::string_view addresses, const std::f
   fmt::print("{}", addresses);
   std::fflush(stdout);
   while (!stopping) io.run_one();
-  const auto drain_end = std::chrono::steady_clock::now() + kDrainMax;
+  const auto drain_end = std::chrono::steady_clock::now() + drain_max;
   while (!is_idle() && std::chrono::steady_clock::now() < drain_end) io.run_one_for(kDrainCheckEvery);
 }
 

@@ -27,6 +27,9 @@ from http_process import ProgramEnded, Sent, wait_until
 
 FOREVER_MS = 60000
 LONGER_MS = round((LEASE_S + 1) * 1000)  # than a lease, with what it takes to see that it is over
+DRAIN_MS = 300  # of an engine that is told to end
+STOP_S = 2.0  # and what its agent has after that
+LONG_LEASE_S = 10.0
 NOT_COME = "the KV of its prompt did not come: "
 
 
@@ -37,10 +40,10 @@ def pair() -> Iterator[Cluster]:
 
 
 @contextmanager
-def ucx_pair() -> Iterator[Cluster]:
+def ucx_pair(*flags: str, lease_s: float = LEASE_S) -> Iterator[Cluster]:
     """Over UCX, whose writes wait while their target stands still; skips the test where it is not there."""
     try:
-        with cluster("--transport", "ucx") as made:
+        with cluster("--transport", "ucx", *flags, lease_s=lease_s) as made:
             yield made
     except ProgramEnded as ended:
         if ended.status != 2:
@@ -312,6 +315,51 @@ def test_a_side_told_twice_to_end_does_so_at_once_and_the_other_goes_on(pair, si
     ending.restart()
     pair.expect_right(PROMPT)
     pair.expect_rest()
+
+
+# Shows C8, F1.
+def test_prefill_told_to_end_gives_up_writes_that_never_end_within_its_limit():
+    # A lease that outlasts the limit: nothing but the limit ends the writes.
+    with ucx_pair("--drain-ms", str(DRAIN_MS), lease_s=LONG_LEASE_S) as pair:
+        pair.p.debug("delay", milliseconds=300).finish()
+        legs = pair.legs(PROMPT)
+        wait_for_registrations(pair.p)
+        pair.d.stop()
+        wait_until(lambda: pair.p.agent_metric("kvpush_writes_in_flight") > 0, "prefill writes")
+        pair.p.terminate()
+        told_at = time.monotonic()
+
+        assert pair.p.wait() == 1, "it had to fail a transfer"
+        assert time.monotonic() - told_at < DRAIN_MS / 1000 + STOP_S + SLACK_S
+        pair.d.go_on()
+        answer = legs.decode.finish()
+        assert (answer.status, answer.error["message"]) == (500, NOT_COME + "peer_lost")
+        pair.d.wait_for_rest()
+        assert troubles(pair.d) == {"sessions_lost consumer": 1, "fences": 1, "receives peer_lost": 1}
+        pair.p.restart()
+        pair.expect_right(PROMPT)
+        pair.expect_rest()
+
+
+# Shows C8, F1.
+def test_decode_told_to_end_gives_up_blocks_that_may_be_written_to_within_its_limit():
+    with cluster("--drain-ms", str(DRAIN_MS)) as pair:
+        pair.p.debug("delay", milliseconds=LONGER_MS).finish()
+        answer = pair.complete(PROMPT)
+        wait_for_registrations(pair.p)
+        pair.p.stop()
+        pair.d.terminate()
+        told_at = time.monotonic()
+
+        assert pair.d.wait() == 1, "it had to fail a transfer"
+        assert time.monotonic() - told_at < DRAIN_MS / 1000 + STOP_S + SLACK_S
+        pair.p.go_on()
+        assert answer.finish().status == 502
+        pair.expect_rest(LONGER_MS / 1000 + HOLD_S + SLACK_S)
+        assert troubles(pair.p)["sessions_lost producer"] == 1
+        pair.d.restart()
+        pair.expect_right(PROMPT)
+        pair.expect_rest()
 
 
 def refuses_connections(engine: EngineProcess) -> bool:
