@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cluster import DRAIN_S, HOLD_S, OTHER, PROMPT, SHORT, SLACK_S, Cluster, cluster, prompt, troubles
+from cluster import DRAIN_S, HOLD_S, OTHER, PROMPT, SHORT, SLACK_S, Cluster, prompt, troubles, ucx_pair
 from engine_process import text_of
-from http_process import ProgramEnded, wait_until
+from http_process import wait_until
 from network import Network, NoNetwork
 
 # TCP repeats what was lost after 0.2 s, then after twice as long each time: so much later than the way is back.
@@ -30,13 +30,8 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def pair(network) -> Iterator[Cluster]:
-    try:
-        with cluster("--transport", "ucx", *LARGE, network=network) as made:
-            yield made
-    except ProgramEnded as ended:
-        if ended.status != 2:
-            raise
-        pytest.skip("ucx cannot be opened here")
+    with ucx_pair(*LARGE, network=network) as made:
+        yield made
 
 
 # Shows B12, F1.
