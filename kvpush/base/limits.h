@@ -28,6 +28,9 @@ inline constexpr std::size_t kRequestsMax = 8192;
 // Registrations waiting for their request, over all consumers.
 inline constexpr std::size_t kRegistrationsMax = 8192;
 inline constexpr std::size_t kSessionsMax = 1024;
+// Sessions in which one request is registered. A link that is lost more often during one prompt is broken, and the
+// engine's own policy (fail, recompute) serves the user better.
+inline constexpr std::uint32_t kSessionsOfRequestMax = 3;
 // Commands an engine can post before the agent has taken any: one step of kRequestsMax requests.
 inline constexpr std::size_t kMailboxCommandsMax = 16384;
 // Descriptors posted as one batch: large enough to amortise a completion, small enough for one turn.

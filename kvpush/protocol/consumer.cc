@@ -148,18 +148,13 @@ void Consumer::on_closed(ConnectionId connection, Instant now, Actions& out, con
 void Consumer::on_peer_lost(Peer peer, bool writer_gone, Instant now, Actions& out) {
   if (writer_gone) {
     std::vector<std::pair<RequestId, std::uint32_t>> ended;
-    for (auto& [id, request] : requests_) {
+    for (const auto& [id, request] : requests_) {
       for (std::uint32_t rank = 0; rank < request.parts.size(); ++rank) {
-        Part& part = request.parts[rank];
-        if (part.peer != peer || !registrations_.contains(part.number)) continue;
-        part.state = PartState::kQuiescent;
-        ended.emplace_back(id, rank);
+        const Part& part = request.parts[rank];
+        if (part.peer == peer && registrations_.contains(part.number)) ended.emplace_back(id, rank);
       }
     }
-    for (const auto& [id, rank] : ended) {
-      fail_request(id, ErrorCode::kPeerLost, now, out);
-      settle(id, rank, PartState::kQuiescent, now, out);
-    }
+    for (const auto& [id, rank] : ended) end_part(id, rank, ErrorCode::kPeerLost, now, out);
   }
   for (const auto& [directory, link] : links_) {
     const auto uses = [&](const Session& session) { return session.peer == peer; };
@@ -188,7 +183,9 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kSilence: on_silence({due.directory, due.rank}, now, out); break;
       case Kind::kPending:
       case Kind::kReceive:
-        if (requests_.contains(due.request)) fail_request(due.request, ErrorCode::kTimeout, now, out);
+        if (const auto found = requests_.find(due.request); found != requests_.end()) {
+          fail_request(due.request, found->second.loss.value_or(ErrorCode::kTimeout), now, out);
+        }
         break;
       case Kind::kAwait:
         // The prefill leg may never have come; only the producer's answer to a registration tells.
@@ -233,10 +230,10 @@ std::vector<Consumer::Waiting> Consumer::waiting() const {
   waiting.reserve(requests_.size());
   for (const auto& [id, request] : requests_) {
     const Receive& receive = request.receive;
-    const auto is_open = [](const Part& part) { return part.state == PartState::kOpen; };
+    const auto is_open = [](const Part& part) { return part.state == PartState::kOpen && !part.is_fenced; };
     waiting.push_back({id, receive.transfer_id, receive.producer, receive.tokens.end - receive.tokens.first,
                        request.times.received, !request.parts.empty(), request.writing,
-                       std::ranges::any_of(request.parts, is_open)});
+                       request.failure && std::ranges::any_of(request.parts, is_open)});
   }
   return waiting;
 }

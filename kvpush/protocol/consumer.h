@@ -152,7 +152,7 @@ class Consumer {
   enum class PartState : std::uint8_t {
     kRegistered,
     kRevoking,   // Revoke was sent, or Quiet must follow
-    kOpen,       // the session is gone, and whether something can land is not known
+    kOpen,       // the session is gone, and what became of the registration is not known
     kDelivered,  // these two are proofs
     kQuiescent,
   };
@@ -162,12 +162,15 @@ class Consumer {
     RegistrationNumber number;
     Peer peer;
     std::uint64_t bytes = 0;
+    bool is_fenced = false;  // nothing can land any more, whatever became of it
   };
   struct Request {
     Receive receive;
     std::vector<Part> parts;  // by rank of the engine; empty until registered
     Incarnation incarnation;  // of the engine that it is registered with
     bool writing = false;
+    std::uint32_t losses = 0;        // sessions that it was registered in
+    std::optional<ErrorCode> loss;   // of the last: it is registered again in the next, or fails with this
     std::optional<ErrorCode> failure;
     ReceiveTimes times;
   };
@@ -227,8 +230,13 @@ class Consumer {
   void on(const RankOfLink& at, const Revoked& message, Instant now, Actions& out);
   // Quiet or Revoked: no write of the registration can land any more.
   void on_quiet(const RankOfLink& at, RegistrationNumber number, Instant now, Actions& out);
+  // With every rank of the engine that has not delivered its share.
   void register_request(Link& link, const RequestId& id, Instant now, Actions& out);
+  // Its session is gone, and so is what it asked for: it waits for the next, or fails.
+  void on_loss(const RequestId& id, ErrorCode code, bool may_return, Instant now, Actions& out);
   void fail_request(const RequestId& id, ErrorCode code, Instant now, Actions& out);
+  // One part has ended without its bytes, and nothing of it can land.
+  void end_part(const RequestId& id, std::uint32_t rank, ErrorCode code, Instant now, Actions& out);
   // Asks for the end of every part that the link's sessions can ask about.
   void revoke(Link& link, const RequestId& id, Instant now, Actions& out);
   // A producer that has been asked, or that owes Quiet, answers in time or its link ends.
@@ -237,6 +245,9 @@ class Consumer {
   void settle(const RequestId& id, std::uint32_t rank, PartState state, Instant now, Actions& out);
   // The producer rank may forget outcomes up to the last that is not waited for; said once.
   void tell_done(Link& link, std::uint32_t rank, Actions& out);
+  // No registration of the request is without proof; true also before the first.
+  bool has_proof(const Request& request) const;
+  // Ends a request that has proof, or registers it again.
   void end_if_settled(const RequestId& id, Instant now, Actions& out);
   // The request of a registration that has no proof yet and was made with this rank; others are counted as late.
   std::optional<RequestId> find(const RankOfLink& at, RegistrationNumber number);

@@ -55,9 +55,11 @@ void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngin
     return end_link(directory, ErrorCode::kBadMessage, "its directory changed the number of ranks", true, now, out);
   }
   if (engine->incarnation != link.engine.incarnation) {
-    for (const RequestId& id : link.requests) {
+    const std::set<RequestId> requests = link.requests;
+    for (const RequestId& id : requests) {
       Request& request = requests_.at(id);
       if (request.failure == ErrorCode::kPeerLost) request.failure = ErrorCode::kPeerRestarted;
+      if (request.loss) fail_request(id, ErrorCode::kPeerRestarted, now, out);
     }
     link.unproven.clear();
   }
@@ -208,7 +210,8 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
   for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) tell_done(link, rank, out);
   const std::set<RequestId> requests = link.requests;
   for (const RequestId& id : requests) {
-    if (requests_.at(id).parts.empty()) {
+    const Request& request = requests_.at(id);
+    if (!request.failure && has_proof(request)) {
       register_request(link, id, now, out);
     } else {
       revoke(link, id, now, out);
@@ -287,7 +290,8 @@ void Consumer::end_link(const Endpoint& directory, ErrorCode code, const std::st
                         Actions& out) {
   Link& link = links_.at(directory);
   if (link.state == LinkState::kWaiting) return;
-  if (link.state == LinkState::kReady) {
+  const bool was_ready = link.state == LinkState::kReady;
+  if (was_ready) {
     ++counters_.sessions_lost;
   } else {
     ++(code == ErrorCode::kUnauthenticated ? counters_.sessions_unauthenticated : counters_.sessions_refused);
@@ -318,23 +322,14 @@ void Consumer::end_link(const Endpoint& directory, ErrorCode code, const std::st
     }
     if (session.peer && fences(*session.peer)) out.push_back(DisconnectPeer{*session.peer});
   }
+  // One attempt to come back is made for what a lost session had registered; a peer that breaks rules gets none.
+  const bool may_return = was_ready && !lasting && code != ErrorCode::kBadMessage;
   const std::set<RequestId> requests = link.requests;
   for (const RequestId& id : requests) {
-    Request& request = requests_.at(id);
-    if (request.parts.empty()) {
-      if (lasting) fail_request(id, code, now, out);
-      continue;
-    }
-    if (!request.failure) request.failure = code;
-    deadlines_.clear({.kind = Kind::kProof, .request = id});
-    const auto parts = static_cast<std::uint32_t>(request.parts.size());
-    for (std::uint32_t rank = 0; rank < parts && requests_.contains(id); ++rank) {
-      Part& part = request.parts[rank];
-      if (!registrations_.contains(part.number)) continue;
-      part.state = PartState::kOpen;
-      if (!fences(part.peer)) continue;
-      ++counters_.fences;
-      settle(id, rank, PartState::kQuiescent, now, out);
+    if (!requests_.at(id).parts.empty()) {
+      on_loss(id, code, may_return, now, out);
+    } else if (lasting) {
+      fail_request(id, code, now, out);
     }
   }
   for (const Session& session : sessions) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "kvpush/base/check.h"
+#include "kvpush/base/limits.h"
 #include "kvpush/protocol/consumer.h"
 
 namespace kvpush {
@@ -13,9 +14,12 @@ void Consumer::register_request(Link& link, const RequestId& id, Instant now, Ac
   Request& request = requests_.at(id);
   const Receive& receive = request.receive;
   deadlines_.clear({.kind = Kind::kPending, .request = id});
+  request.loss.reset();
   request.incarnation = link.engine.incarnation;
   request.times.registered = now;
+  request.parts.resize(link.sessions.size());
   for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) {
+    if (request.parts[rank].state == PartState::kDelivered) continue;
     Session& session = link.sessions[rank];
     const Result<std::uint64_t> bytes = session.plan->bytes_expected(receive.tokens, receive.tables);
     KVPUSH_CHECK(bytes.has_value(), "tables that fit all planes fit those of one producer rank");
@@ -23,7 +27,7 @@ void Consumer::register_request(Link& link, const RequestId& id, Instant now, Ac
     ++counters_.registrations;
     registrations_.emplace(registration_last_, id);
     link.unproven[rank].insert(registration_last_);
-    request.parts.push_back({PartState::kRegistered, registration_last_, *session.peer, *bytes});
+    request.parts[rank] = {PartState::kRegistered, registration_last_, *session.peer, *bytes};
     await_rank({receive.producer, rank}, session, now);
     out.push_back(SendMessage{*session.connection,
                               Register{registration_last_, receive.transfer_id, receive.tokens, receive.tables}});
@@ -33,8 +37,38 @@ void Consumer::register_request(Link& link, const RequestId& id, Instant now, Ac
 void Consumer::fail_request(const RequestId& id, ErrorCode code, Instant now, Actions& out) {
   Request& request = requests_.at(id);
   if (!request.failure) request.failure = code;
-  if (request.parts.empty()) return end_if_settled(id, now, out);
-  revoke(links_.at(request.receive.producer), id, now, out);
+  Link& link = links_.at(request.receive.producer);
+  const auto parts = static_cast<std::uint32_t>(request.parts.size());
+  for (std::uint32_t rank = 0; rank < parts && requests_.contains(id); ++rank) {
+    const Part& part = request.parts[rank];
+    if (part.is_fenced && registrations_.contains(part.number)) settle(id, rank, PartState::kQuiescent, now, out);
+  }
+  if (!requests_.contains(id)) return;
+  revoke(link, id, now, out);
+  end_if_settled(id, now, out);
+}
+
+void Consumer::on_loss(const RequestId& id, ErrorCode code, bool may_return, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  deadlines_.clear({.kind = Kind::kProof, .request = id});
+  for (Part& part : request.parts) {
+    if (!registrations_.contains(part.number)) continue;
+    part.state = PartState::kOpen;
+    if (!fences(part.peer) || std::exchange(part.is_fenced, true)) continue;
+    ++counters_.fences;
+  }
+  if (!may_return || request.failure || ++request.losses == kSessionsOfRequestMax) {
+    return fail_request(id, request.loss.value_or(code), now, out);
+  }
+  request.loss = code;
+  deadlines_.set({.kind = Kind::kPending, .request = id}, now + options_.drain_limit);
+}
+
+void Consumer::end_part(const RequestId& id, std::uint32_t rank, ErrorCode code, Instant now, Actions& out) {
+  Request& request = requests_.at(id);
+  if (!request.failure) request.failure = code;
+  settle(id, rank, PartState::kQuiescent, now, out);
+  if (requests_.contains(id)) fail_request(id, code, now, out);
 }
 
 void Consumer::revoke(Link& link, const RequestId& id, Instant now, Actions& out) {
@@ -84,11 +118,14 @@ void Consumer::on(const RankOfLink& at, const Failed& message, Instant now, Acti
   Request& request = requests_.at(*id);
   if (request.failure == ErrorCode::kPeerLost) request.failure = message.code;  // kept for us: it knows better
   Part& part = request.parts[at.rank];
-  if (message.quiescent) {
-    part.state = PartState::kQuiescent;
-    fail_request(*id, message.code, now, out);
-    return settle(*id, at.rank, PartState::kQuiescent, now, out);
+  const bool may_be_fence = part.is_fenced && message.code == ErrorCode::kTransportFailed;
+  if (request.loss &&
+      (message.code == ErrorCode::kPeerLost || may_be_fence)) {    // the loss did it: it is registered again
+    if (may_be_fence) request.losses = kSessionsOfRequestMax - 1;  // once: what fails by itself would fail again
+    if (message.quiescent) settle(*id, at.rank, PartState::kQuiescent, now, out);
+    return;
   }
+  if (message.quiescent) return end_part(*id, at.rank, message.code, now, out);
   part.state = PartState::kRevoking;
   expect_proof(*id, now);
   fail_request(*id, message.code, now, out);
@@ -105,7 +142,7 @@ void Consumer::on(const RankOfLink& at, const Revoked& message, Instant now, Act
 void Consumer::on_quiet(const RankOfLink& at, RegistrationNumber number, Instant now, Actions& out) {
   const std::optional<RequestId> id = find(at, number);
   if (!id) return;
-  if (!requests_.at(*id).failure) {
+  if (!requests_.at(*id).failure && !requests_.at(*id).loss) {
     return refuse(at, ErrorCode::kBadMessage, "a registration ended without Revoke or Failed before", false, now, out);
   }
   settle(*id, at.rank, PartState::kQuiescent, now, out);
@@ -143,16 +180,25 @@ void Consumer::tell_done(Link& link, std::uint32_t rank, Actions& out) {
   out.push_back(SendMessage{*session.connection, Done{up_to}});
 }
 
+bool Consumer::has_proof(const Request& request) const {
+  return std::ranges::none_of(request.parts, [&](const Part& part) { return registrations_.contains(part.number); });
+}
+
 void Consumer::end_if_settled(const RequestId& id, Instant now, Actions& out) {
   Request& request = requests_.at(id);
+  if (!has_proof(request)) return;
   std::uint64_t bytes = 0;
   bool is_delivered = !request.parts.empty();
   for (const Part& part : request.parts) {
-    if (registrations_.contains(part.number)) return;
     is_delivered = is_delivered && part.state == PartState::kDelivered;
     if (part.state == PartState::kDelivered) bytes += part.bytes;
   }
-  KVPUSH_CHECK(is_delivered || request.failure, "a request that is not delivered has a reason");
+  if (!is_delivered && !request.failure) {
+    KVPUSH_CHECK(request.loss, "a request that is not delivered has a reason");
+    Link& link = links_.at(request.receive.producer);
+    if (link.state == LinkState::kReady) register_request(link, id, now, out);
+    return;
+  }
   if (!is_delivered) ++counters_.receives_failed;
   request.times.ended = now;
   const Receive& receive = request.receive;

@@ -171,13 +171,16 @@ void Producer::on_written(WriteToken token, std::optional<Error> error, Instant 
   posted_.erase(posted);
   turns_.ended(batch.peer);
   Registration& registration = registrations_.at(batch.registration);
-  --registration.in_flight;
   if (error) {
     ++counters_.writes_failed;
+    const bool is_cause = !registration.failure && !registration.revoked;
     // Whether the bytes land yet may be unknown, so nothing is answered in this session: it ends, which makes the
     // consumer fence where that is needed, and ask again where the failure itself is proof.
     on_peer_lost(batch.peer, now, out);
+    // The consumer may register the others again; this one would fail again.
+    if (is_cause) registration.failure = ErrorCode::kTransportFailed;
   }
+  --registration.in_flight;
   if (!turns_.knows(batch.peer)) cut(batch.peer, out);
   settle(batch.registration, now, out);
 }

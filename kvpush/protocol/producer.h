@@ -245,8 +245,8 @@ class Producer {
   bool forget_loss(const TransferId& transfer_id);
   // Keeps the outcome of a registration until Done.
   void keep(const RegistrationKey& key, const Message& outcome);
-  // Sends to the consumer rank's newest session, if it has one.
-  void answer(const RegistrationKey& key, const Message& message, Actions& out);
+  // Sends to the consumer rank's newest session; false if it has none.
+  bool answer(const RegistrationKey& key, const Message& message, Actions& out);
   void cut(Peer peer, Actions& out);
 
   const RankName self_;

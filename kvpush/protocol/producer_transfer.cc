@@ -81,9 +81,7 @@ void Producer::fail_registration(const RegistrationKey& key, ErrorCode code, Ins
   registration.failure = code;
   stop_posting(key, registration, now);
   if (registration.in_flight > 0) {
-    registration.failure_told = true;
-    keep(key, Failed{key.number, code, false});
-    answer(key, Failed{key.number, code, false}, out);
+    registration.failure_told = answer(key, Failed{key.number, code, false}, out);
   }
   settle(key, now, out);
 }
@@ -259,10 +257,11 @@ void Producer::keep(const RegistrationKey& key, const Message& outcome) {
   consumer->second.outcomes.insert_or_assign(key.number, outcome);
 }
 
-void Producer::answer(const RegistrationKey& key, const Message& message, Actions& out) {
+bool Producer::answer(const RegistrationKey& key, const Message& message, Actions& out) {
   const auto consumer = consumers_.find(key.consumer);
-  if (consumer == consumers_.end() || !consumer->second.connection) return;
+  if (consumer == consumers_.end() || !consumer->second.connection) return false;
   out.push_back(SendMessage{*consumer->second.connection, message});
+  return true;
 }
 
 void Producer::cut(Peer peer, Actions& out) {

@@ -215,8 +215,9 @@ void Simulation::happen(const Event& event) {
     }
     case Kind::kIncident: return happen_incident(event.what);
     case Kind::kGoOn:
-      if (rank(event.where).is_stopped) world_.set_stopped(rank(event.where), false);
-      return;
+      // One that was killed while it was stopped has a successor that may have been stopped for longer.
+      if (!rank(event.where).is_stopped || world_.now() < goes_on_[event.where]) return;
+      return world_.set_stopped(rank(event.where), false);
     case Kind::kRoom: rank(event.where).troubled = world_.now(); return world_.set_full(rank(event.where), false);
     case Kind::kStart: return world_.restart(engines_[event.where].name);
     case Kind::kEndLeave: return end_leave(event);

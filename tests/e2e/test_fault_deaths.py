@@ -120,8 +120,11 @@ def test_prefill_killed_while_it_writes_over_a_network_fails_the_request():
 
         assert (answer.status, answer.error["message"]) == (500, NOT_COME + "peer_lost")
         pair.expect_rest()
-        assert troubles(pair.d) == {"sessions_lost consumer": 1, "fences": 1, "receives peer_lost": 1}
-        assert len(peer_lines(pair.d, pair.p.directory_port)) == 1
+        seen = troubles(pair.d)
+        # It looks once whether prefill is back, which is a line of its own.
+        assert seen.pop("resolves_failed") == seen.pop("sessions_refused consumer") == 1
+        assert seen == {"sessions_lost consumer": 1, "fences": 1, "receives peer_lost": 1}
+        assert len(peer_lines(pair.d, pair.p.directory_port)) == 2
 
 
 # Shows B2, F1.
@@ -206,8 +209,8 @@ def test_a_side_that_stands_still_for_less_than_a_lease_loses_nothing(pair, side
     assert (troubles(pair.p), troubles(pair.d)) == ({}, {})
 
 
-# Shows B9, F1.
-def test_decode_that_stands_still_for_longer_than_a_lease_fails_its_request_and_goes_on(pair):
+# Shows F1.
+def test_decode_that_stands_still_for_longer_than_a_lease_comes_back_for_its_request(pair):
     pair.p.debug("delay", milliseconds=LONGER_MS).finish()
     answer = pair.complete(PROMPT)
     wait_for_registrations(pair.p)
@@ -216,10 +219,9 @@ def test_decode_that_stands_still_for_longer_than_a_lease_fails_its_request_and_
     assert len(pair.p.logged("consumer decode", "has been silent for a lease")) == 1
     pair.d.go_on()
 
-    assert answer.finish().status == 502
-    pair.expect_right(OTHER)
-    pair.expect_rest(LONGER_MS / 1000 + HOLD_S + SLACK_S)
-    assert troubles(pair.d) == {"sessions_lost consumer": 1, "revokes": 1, "receives peer_lost": 1}
+    assert text_of(answer) == pair.right(PROMPT)
+    pair.expect_rest()
+    assert troubles(pair.d) == {"sessions_lost consumer": 1, "revokes": 1}
 
 
 # Shows A7, F1.
@@ -253,7 +255,7 @@ def test_prefill_that_stands_still_is_fenced_where_the_transport_can():
 
         failed = answer.finish()
 
-        assert time.monotonic() - stopped_at < LEASE_S + SLACK_S
+        assert time.monotonic() - stopped_at < LEASE_S + DRAIN_S + SLACK_S
         assert failed.status == 502 and "peer_lost" in failed.error["message"], failed.body
         pair.d.wait_for_rest()
         expected = {"sessions_lost consumer": 1, "sessions_silent consumer": 1, "fences": 1, "receives peer_lost": 1}

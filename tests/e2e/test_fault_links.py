@@ -74,21 +74,33 @@ def test_links_cut_at_random_times_give_no_wrong_answer(linked):
 
 
 # Shows C4, F1.
-def test_a_link_cut_while_prefill_runs_fails_that_request_and_comes_back_alone(linked):
+def test_a_link_cut_while_prefill_runs_loses_nothing(linked):
     linked.p.debug("delay", milliseconds=500).finish()
     answer = linked.complete(PROMPT)
     wait_for_registrations(linked.p)
     linked.link.cut()
 
-    failed = answer.finish()
-
-    assert failed.status == 502 and "peer_lost" in failed.error["message"], failed.body
-    linked.expect_right(OTHER)
+    assert text_of(answer) == linked.right(PROMPT)
     linked.expect_rest()
-    assert troubles(linked.d) == {"sessions_lost consumer": 1, "revokes": 1, "receives peer_lost": 1}
+    assert troubles(linked.d) == {"sessions_lost consumer": 1, "revokes": 1}
     assert troubles(linked.p) == {"sessions_lost producer": 1}
     assert len(peer_lines(linked.d, linked.detour.directory_port)) == 1
     assert len(linked.p.logged("consumer decode", "is lost")) == 1
+
+
+# Shows F1.
+def test_a_request_whose_link_is_cut_three_times_fails(linked):
+    linked.p.debug("delay", milliseconds=5000).finish()
+    answer = linked.complete(PROMPT)
+    for number in range(3):
+        wait_for_registrations(linked.p, number + 1)
+        linked.link.cut()
+
+    failed = answer.finish()
+
+    assert failed.status == 502 and "peer_lost" in failed.error["message"], failed.body
+    assert troubles(linked.d) == {"sessions_lost consumer": 3, "revokes": 3, "receives peer_lost": 1}
+    linked.expect_rest(5 + HOLD_S + SLACK_S)
 
 
 # Shows F1.
@@ -113,6 +125,7 @@ def test_a_link_held_up_for_longer_than_a_lease_is_lost_on_both_sides(linked):
     linked.link.hold()
     wait_until(lambda: linked.p.agent_metric("kvpush_sessions_silent_total", role="producer") == 1, "prefill sees it")
     wait_until(lambda: linked.d.agent_metric("kvpush_sessions_silent_total", role="consumer") == 1, "decode sees it")
+    wait_until(lambda: linked.d.agent_metric("kvpush_quarantined_requests") == 1, "decode waits for it no longer")
     linked.link.release()
 
     failed = answer.finish()
