@@ -169,8 +169,8 @@ class Consumer {
     std::vector<Part> parts;  // by rank of the engine; empty until registered
     Incarnation incarnation;  // of the engine that it is registered with
     bool writing = false;
-    std::uint32_t losses = 0;        // sessions that it was registered in
-    std::optional<ErrorCode> loss;   // of the last: it is registered again in the next, or fails with this
+    std::uint32_t losses = 0;       // sessions that it was registered in
+    std::optional<ErrorCode> loss;  // of the last: it is registered again in the next, or fails with this
     std::optional<ErrorCode> failure;
     ReceiveTimes times;
   };
