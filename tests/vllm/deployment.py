@@ -5,9 +5,10 @@ Each is started as few times as possible: a start costs half a minute of a core.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,16 @@ def ask_worker(server: servers.VllmServer, method: str, *arguments: object) -> A
     return answer["results"][0]
 
 
+@contextlib.contextmanager
+def blocks_left(server: servers.VllmServer, blocks: int) -> Iterator[None]:
+    """Meanwhile the server has only so many of those that were free. Its gauge tells it with its next step."""
+    ask_worker(server, "kv_take_all_but", blocks)
+    try:
+        yield
+    finally:
+        ask_worker(server, "kv_give_back")
+
+
 @dataclass
 class Pair:
     """A prefill and a decode server, the router before them, and how many blocks were free at their start.
@@ -62,6 +73,26 @@ class Pair:
 
     def complete(self, prompt: str) -> str:
         return servers.complete(self.router.url, prompt, TOKENS).text
+
+    def prefill(self, prompt: str, transfer_id: str) -> servers.Answer:
+        """The prefill leg alone, without the router; returns when the prompt is computed."""
+        params = {"do_remote_decode": True, "transfer_id": transfer_id}
+        return servers.complete(self.p.url, prompt, 1, kv_transfer_params=params)
+
+    def decode(self, prompt: str, transfer_id: str) -> servers.Answer:
+        """The decode leg alone."""
+        params = {
+            "do_remote_prefill": True,
+            "transfer_id": transfer_id,
+            "remote_host": servers.HOST,
+            "remote_port": self.p.directory_port,
+        }
+        return servers.complete(self.d.url, prompt, TOKENS, kv_transfer_params=params)
+
+    def expected(self) -> int:
+        """How many requests in the queue of decode prefill has heard of, since its start."""
+        text = servers.http_get(self.p.directory_url + "/metrics")
+        return int(sum(servers.metric_values(text, "kvpush_expected_total", role="producer")))
 
     def complete_all(self, texts: Sequence[str], at_once: int) -> dict[str, str]:
         with ThreadPoolExecutor(at_once) as pool:

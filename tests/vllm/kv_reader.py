@@ -1,4 +1,4 @@
-"""Looks into a vLLM server of these tests: the bytes of a request's KV, and how many blocks are free.
+"""Looks into a vLLM server of these tests: its free blocks, of which it can keep some, and the bytes of a request's KV.
 
 A worker extension (`--worker-extension-cls kv_reader.KvReader`) that tests call over `/collective_rpc`
 (`VLLM_SERVER_DEV_MODE=1`). Arguments arrive as strings. It leans on internals of vLLM 0.32's CPU worker; with the `uni`
@@ -79,6 +79,15 @@ class KvReader:
     def kv_free_blocks(self) -> dict[str, int]:
         (pool,) = _pools
         return {"free": pool.get_num_free_blocks(), "all": pool.num_gpu_blocks}
+
+    def kv_take_all_but(self, blocks: str) -> None:
+        """Leaves so many blocks for requests, until kv_give_back()."""
+        (pool,) = _pools
+        self._taken = pool.get_new_blocks(pool.get_num_free_blocks() - int(blocks))
+
+    def kv_give_back(self) -> None:
+        (pool,) = _pools
+        pool.free_blocks(self._taken)
 
 
 def _elements_of(layer: torch.Tensor, count: int) -> torch.Tensor:

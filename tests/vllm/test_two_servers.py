@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 import urllib.error
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,10 +15,17 @@ import pytest
 
 import prompts
 import servers
-from deployment import OPTIONS, TOKENS, Pair, Reference, ask_worker
+from deployment import OPTIONS, TOKENS, Pair, Reference, ask_worker, blocks_left
 from kvpush import trace
 
 AT_ONCE = 8
+# Of these servers; vLLM's default on CPUs.
+BLOCK_TOKENS = 128
+# Requests that wait for blocks at decode at once, and in what time they get there.
+QUEUED = 128
+QUEUE_LIMIT_S = 30.0
+# ProtocolOptions::lease.
+LEASE_S = 5.0
 
 # For what does not depend on prefix caching.
 without_caching = pytest.mark.parametrize("running_pair", [False], ids=["plain"], indirect=True)
@@ -134,14 +142,10 @@ def test_decode_holds_the_bytes_that_prefill_computed(pair, reference, tmp_path:
 
 @without_caching
 def test_prefill_knows_of_the_requests_that_queue_at_decode(pair, reference):
-    def expected() -> float:
-        text = servers.http_get(pair.p.directory_url + "/metrics")
-        return sum(servers.metric_values(text, "kvpush_expected_total", role="producer"))
-
     def decode_runs() -> float:
         return pair.d.metric("vllm:num_requests_running")
 
-    before, texts = expected(), prompts.STORIES[:4]
+    before, texts = pair.expected(), prompts.STORIES[:4]
     with ThreadPoolExecutor(OPTIONS.seqs_max) as pool:
         others = [
             pool.submit(servers.complete, pair.d.url, prompts.SHORT[0], 40 * TOKENS) for _ in range(OPTIONS.seqs_max)
@@ -152,7 +156,47 @@ def test_prefill_knows_of_the_requests_that_queue_at_decode(pair, reference):
             other.result()
 
     assert differences(got, reference) == []
-    assert expected() - before == len(texts)
+    assert pair.expected() - before == len(texts)
+
+
+# Shows E9.
+@without_caching
+def test_pools_for_one_prompt_that_are_asked_in_opposite_order_serve_both(pair, reference):
+    texts = prompts.STORIES[-3:-1]
+    blocks = max(-(-(reference.prompt_tokens[text] + TOKENS) // BLOCK_TOKENS) for text in texts)
+    first, second = (uuid.uuid4().hex for _ in texts)
+    sources = Sources(pair)
+    with blocks_left(pair.p, blocks), blocks_left(pair.d, blocks), ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(pair.decode, texts[0], first)]
+        assert servers.wait_until(lambda: pair.d.metric("vllm:num_requests_waiting") == 1, QUEUE_LIMIT_S)
+        pair.prefill(texts[1], second)  # its KV fills the pool of prefill
+        pool.submit(pair.prefill, texts[0], first)
+        answers.append(pool.submit(pair.decode, texts[1], second))
+        got = {text: answer.result().text for text, answer in zip(texts, answers, strict=True)}
+
+    assert differences(got, reference) == []
+    assert sources()["local_compute"] == len(texts)
+    pair.complete(texts[0])  # after a step the servers' gauges know that the blocks are back
+
+
+# Shows E10.
+@without_caching
+def test_requests_that_queue_at_decode_for_longer_than_a_lease_lose_no_kv(pair, reference, record_property):
+    texts = [prompts.SHORT[i % len(prompts.SHORT)] for i in range(QUEUED)]
+    sources, before = Sources(pair), pair.expected()
+    with ThreadPoolExecutor(QUEUED) as pool:
+        with blocks_left(pair.d, 0):
+            answers = [pool.submit(pair.complete, text) for text in texts]
+            assert servers.wait_until(lambda: pair.expected() == before + QUEUED, QUEUE_LIMIT_S), "all are in the queue"
+            begin = pair.d.cpu_seconds()
+            time.sleep(LEASE_S + 1)
+            share = (pair.d.cpu_seconds() - begin) / (LEASE_S + 1)
+        got = [answer.result() for answer in answers]
+
+    assert got == [reference.texts[text] for text in texts]
+    assert sources()["local_compute"] == QUEUED, "no KV was lost and computed again"
+    record_property("queue_cpu_share", share)
+    print(f"  decode server with {QUEUED} requests in its queue: {share:.0%} of a core")
 
 
 # Shows E6.

@@ -18,7 +18,7 @@ import pytest
 
 import prompts
 import servers
-from deployment import TOKENS, Deployment, Pair, ask_worker
+from deployment import Deployment, Pair, ask_worker
 
 pytestmark = pytest.mark.parametrize("running_pair", [False], ids=["plain"], indirect=True)
 
@@ -63,26 +63,16 @@ class Legs:
         self.answer: servers.Answer | None = None
         self.error: OSError | None = None
         self.ended_at = 0.0
-        prefill = {"do_remote_decode": True, "transfer_id": self.transfer_id}
-        decode = {
-            "do_remote_prefill": True,
-            "transfer_id": self.transfer_id,
-            "remote_host": servers.HOST,
-            "remote_port": pair.p.directory_port,
-        }
         self._pair = pair
-        self._threads = [
-            threading.Thread(target=self._prefill, args=(prompt, prefill)),
-            threading.Thread(target=self._decode, args=(prompt, decode)),
-        ]
+        self._threads = [threading.Thread(target=leg, args=(prompt,)) for leg in (self._prefill, self._decode)]
 
-    def _prefill(self, prompt: str, params: dict) -> None:
+    def _prefill(self, prompt: str) -> None:
         with contextlib.suppress(OSError):  # it may die
-            servers.complete(self._pair.p.url, prompt, 1, kv_transfer_params=params)
+            self._pair.prefill(prompt, self.transfer_id)
 
-    def _decode(self, prompt: str, params: dict) -> None:
+    def _decode(self, prompt: str) -> None:
         try:
-            self.answer = servers.complete(self._pair.d.url, prompt, TOKENS, kv_transfer_params=params)
+            self.answer = self._pair.decode(prompt, self.transfer_id)
         except OSError as error:
             self.error = error
         self.ended_at = time.monotonic()

@@ -173,6 +173,10 @@ class SchedulerHalf:
         self._refused: list[str] = []
         self._finished: list[str] = []
 
+    def bind(self, pool: Pool) -> None:
+        """bind_gpu_block_pool: before the first request. Without it no leg reserves early."""
+        self._pool = pool
+
     # The life of a request, in vLLM's order.
 
     def arrived(self, request: str, prompt_tokens: int, params: Any, output_tokens_max: int | None = None) -> None:
@@ -289,10 +293,6 @@ class SchedulerHalf:
         self._awaited -= step_end.awaits
 
     # Steps.
-
-    def bind(self, pool: Pool) -> None:
-        """bind_gpu_block_pool: before the first request. Without it no leg reserves early."""
-        self._pool = pool
 
     def follows_prefills(self) -> bool:
         """Whether take_step() wants to know what the step does."""
