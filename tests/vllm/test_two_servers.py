@@ -55,10 +55,12 @@ class Sources:
 # Shows D1.
 @pytest.mark.parametrize("at_once", [1, AT_ONCE])
 def test_every_answer_equals_that_of_a_single_server(pair, reference, at_once):
-    sources = Sources(pair)
+    sources, before = Sources(pair), pair.expected()
 
     got = pair.complete_all(prompts.ALL, at_once)
 
+    if at_once == 1:
+        assert pair.expected() == before, "decode has room and reserves in its first step"
     assert differences(got, reference) == []
     taken = sources()
     assert taken["local_compute"] == len(prompts.ALL), (
