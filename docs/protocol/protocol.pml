@@ -1,13 +1,14 @@
 // The session, lease and registration protocol of one producer rank and one consumer rank, for the model checker spin.
 //
 // Two requests of the consumer's engine are written, one after the other, into the same blocks; messages cross, writes
-// land late or fail, connections break, either process is killed and started again, and the producer may be stopped
-// between any two of its steps. README.md beside this file says what the model leaves out and how to read a finding.
+// land late or fail, connections break and requests are registered again, either process is killed and started again,
+// and the producer may be stopped between any two of its steps. README.md beside this file says what the model leaves
+// out and how to read a finding.
 //
 //   FENCING    the consumer's disconnect stops what is under way, and writes may outlive the writer (UCX).
 //              Without it: nothing but the writer's word or its death ends a write (cma).
 //   TROUBLES   how many of them a run may have; each costs a connection at most
-//   LAPSES     how often all leases may run out
+//   LAPSES     how often all leases may run out; where it is 0 they are held from the start, and not renewed
 //   SIGHTS     looks whether what the proof is about occurs at all
 //   PLANT_x    puts the mistake x into the protocol; spin must find it
 
@@ -18,16 +19,24 @@
 #define LAPSES 1
 #endif
 
-#define REQUESTS 2                // each has one registration, of the same number
+#define REQUESTS 2
 #define TRANSFERS 2               // of the producer's engine, from the same source blocks
-#define BATCHES 2                 // of a registration; each writes one cell of memory
 #define CONNECTIONS 3             // one, and one more after each trouble: TROUBLES is at most 2
+#define REGISTRATIONS 4           // one of each request, and one more after each trouble
+#define BATCHES 2                 // of a registration; each writes one cell of memory
+#define SESSIONS_OF_REQUEST_MAX 2  // kSessionsOfRequestMax: with it, two troubles show what the last loss does
 #define INCARNATIONS 3            // of either process
 #define UNREAD 8                  // messages in one direction of a connection: asserted to be enough
 
 #define NONE 255
 #define GARBAGE 0                 // what an engine leaves in a block; the KV of transfer x is x + 1
 #define ENGINE 0                  // owns the consumer's blocks; else request r does, as r + 1
+
+// What Failed says, of kvpush/base/error.h; kAborted stands for all that end a request wherever it is registered.
+#define ErrorCode_kAborted 1
+#define ErrorCode_kPeerLost 2
+#define ErrorCode_kTransportFailed 3
+#define OPEN 4                    // is added to the code of a Failed that is not quiescent
 
 // The states of kvpush/protocol/consumer.h and producer.h, by the same names.
 mtype:Link = { Link_kResolving, Link_kStarting, Link_kReady, Link_kWaiting };
@@ -46,8 +55,7 @@ mtype:Message = {
   Hello, Welcome, Assign, Assigned, Refused, Register, Delivered, Failed, Quiet, Revoke, Revoked, Done, Renew, Renewed
 };
 
-// A request of the consumer's engine, and a batch on the wire: the code keeps them as table entries.
-mtype:Request = { Request_pending, Request_registered, Request_ended };
+// A batch on the wire: the code keeps it as a table entry.
 mtype:Write = { Write_posted, Write_landed, Write_stray };  // stray: failed at the producer, and may land yet
 
 // ---- the world -----------------------------------------------------------------------------------------------------
@@ -68,11 +76,12 @@ byte p_incarnation_of[CONNECTIONS];
 byte owner = ENGINE;              // of the consumer's blocks
 byte cell[BATCHES] = GARBAGE;
 byte source = NONE;               // the transfer for which the producer's blocks are held
-mtype:Write write[REQUESTS * BATCHES];
+mtype:Write write[REGISTRATIONS * BATCHES];
 
 // ---- what must never be true ---------------------------------------------------------------------------------------
 
 bool landed_after_give_back;      // invariant 1
+bool landed_after_proof;          // invariant 1: quiescent means what it says, also before a request registers again
 bool read_after_give_back;        // invariant 2
 bool ready_with_wrong_bytes;      // invariant 3
 bool ended_twice;                 // invariant 4
@@ -92,13 +101,19 @@ byte done;                        // told as Done in this session
 bool c_peer[CONNECTIONS];         // the session's endpoint; kept after the session while it is watched
 
 byte received = 0;                // requests so far
-byte registered = 0;              // of them: the last registration's number
-mtype:Request request[REQUESTS];
-byte transfer_of[REQUESTS];
-bool failure[REQUESTS];
-mtype:Part part[REQUESTS];
-byte peer_of[REQUESTS];           // the connection of the session it was registered in
-byte registered_with[REQUESTS];   // the producer's incarnation
+byte registered = 0;              // registrations so far: the next one's number
+
+// Of the request that owns the blocks. All are 0 while none does.
+byte transfer;
+byte first;                       // number of its first registration
+byte losses;
+bool loss;                        // it is registered again in the next session, or fails
+bool failure;
+
+// Of its last registration, until that has proof.
+mtype:Part part;
+byte peer;                        // the connection of the session it was made in
+byte registered_with;             // the producer's incarnation
 
 // ---- the producer --------------------------------------------------------------------------------------------------
 
@@ -111,21 +126,20 @@ byte consumer_connection[INCARNATIONS] = NONE;
 byte consumer_session[INCARNATIONS] = NONE;
 byte consumer_done[INCARNATIONS];
 
-mtype:Registration registration[REQUESTS];
-byte made_in[REQUESTS];           // connection
-byte wants[REQUESTS];             // transfer
-byte cursor[REQUESTS];
-byte in_flight[REQUESTS];
-bool revoked[REQUESTS];
-bool p_failure[REQUESTS];
-bool failure_told[REQUESTS];
-mtype:Message outcome[REQUESTS];
-bool outcome_quiescent[REQUESTS];
+mtype:Registration registration[REGISTRATIONS];
+byte made_in[REGISTRATIONS];      // connection
+byte wants[REGISTRATIONS];        // transfer
+byte cursor[REGISTRATIONS];
+byte in_flight[REGISTRATIONS];
+bool revoked[REGISTRATIONS];
+byte p_failure[REGISTRATIONS];    // ErrorCode
+bool failure_told[REGISTRATIONS];
+mtype:Message outcome[REGISTRATIONS];
+byte outcome_code[REGISTRATIONS];
 byte checked = NONE;              // the registration whose batch is about to be posted: a stop here is what leases fear
-bool p_delivered[REQUESTS];       // of this incarnation
-bool p_ended[REQUESTS];
+bool p_delivered;                 // the registration of which the consumer has no proof
 #ifdef PLANT_NO_CHECK
-bool in_line[REQUESTS];
+bool in_line[REGISTRATIONS];
 #endif
 
 bool sent[TRANSFERS];             // the engine said Send, or Withdraw
@@ -139,6 +153,9 @@ bool unbound[TRANSFERS];
 hidden byte i;
 hidden byte j;
 hidden byte up_to;
+hidden byte ended;
+hidden byte was_ready;
+hidden byte is_cause;
 hidden mtype:Message kind;
 hidden byte a;
 hidden byte b;
@@ -184,12 +201,33 @@ inline close_c(connection) {
   od
 }
 
+// What nobody asks about any more, so that states which differ in nothing else are one.
+inline forget(q) {
+  if
+  :: registration[q] == 0 && outcome[q] == 0 && write[q * BATCHES] == 0 && write[q * BATCHES + 1] == 0 ->
+     made_in[q] = 0; wants[q] = 0
+  :: else
+  fi
+}
+
+#ifdef FENCING
+// Where they were to land, nothing can.
+inline end_strays() {
+  for (i : 0 .. REGISTRATIONS * BATCHES - 1) {
+    if
+    :: write[i] == Write_stray -> write[i] = 0; forget(i / BATCHES)
+    :: else
+    fi
+  }
+}
+#endif
+
 // ---- consumer: requests (consumer_request.cc) ----------------------------------------------------------------------
 
 inline tell_done() {
   up_to = registered;
   if
-  :: registered > 0 && request[registered - 1] == Request_registered -> up_to = registered - 1
+  :: part != 0 && registered_with == link_incarnation -> up_to = registered - 1
   :: else
   fi;
   if
@@ -198,100 +236,138 @@ inline tell_done() {
   fi
 }
 
-inline give_back(q) {
-  ended_twice = (request[q] == Request_ended);
+inline register_request() {
+  loss = false;
+  part = Part_kRegistered;
+  peer = c_connection;
+  registered_with = link_incarnation;
+  registered++;
+  tell_p(c_connection, Register, registered - 1, transfer)
+}
+
+inline give_back() {
+  ended_twice = (owner == ENGINE);
   must_not(ended_twice);
-  request[q] = Request_ended;
-  part[q] = 0;
-  failure[q] = false;
   owner = ENGINE;
+  transfer = 0;
+  first = 0;
+  losses = 0;
+  loss = false;
+  failure = false
+}
+
+// The last registration has proof. What it wrote counts for nothing in the next.
+inline forget_part() {
+  part = 0;
+  peer = 0;
+  registered_with = 0;
+  p_delivered = false;
   for (j : 0 .. BATCHES - 1) { cell[j] = GARBAGE }
 }
 
-inline settle_part(q, state) {
+inline end_if_settled(is_delivered) {
+  if
+  :: is_delivered || failure -> give_back()
+  :: else ->
+     assert(loss);
+     if
+     :: link == Link_kReady -> register_request()
+     :: else
+     fi
+  fi
+}
+
+inline settle_part(state) {
   if
   :: state == Part_kDelivered ->
      for (j : 0 .. BATCHES - 1) {
-       ready_with_wrong_bytes = (cell[j] != transfer_of[q] + 1);
+       ready_with_wrong_bytes = (cell[j] != transfer + 1);
        must_not(ready_with_wrong_bytes)
      }
   :: else
   fi;
-  give_back(q);
+  part = 0;
   if
-  :: link == Link_kReady && link_incarnation == registered_with[q] -> tell_done()
+  :: link == Link_kReady && link_incarnation == registered_with -> tell_done()
   :: else
   fi;
   if
-  :: peer_of[q] != c_connection -> c_peer[peer_of[q]] = false
+  :: peer != c_connection -> c_peer[peer] = false
   :: else
-  fi
+  fi;
+  forget_part();
+  end_if_settled(state == Part_kDelivered)
 }
 
-inline register_request(q) {
-  registered = q + 1;
-  request[q] = Request_registered;
-  part[q] = Part_kRegistered;
-  peer_of[q] = c_connection;
-  registered_with[q] = link_incarnation;
-  tell_p(c_connection, Register, q, transfer_of[q])
-}
-
-inline revoke(q) {
+inline revoke() {
   if
-  :: link == Link_kReady && link_incarnation == registered_with[q] &&
-     (part[q] == Part_kRegistered || part[q] == Part_kOpen) ->
-     part[q] = Part_kRevoking;
-     tell_p(c_connection, Revoke, q, 0);
+  :: link == Link_kReady && link_incarnation == registered_with && (part == Part_kRegistered || part == Part_kOpen) ->
+     part = Part_kRevoking;
+     tell_p(c_connection, Revoke, registered - 1, 0);
 #ifdef PLANT_RELEASE_ON_REVOKE
-     settle_part(q, Part_kQuiescent)
+     settle_part(Part_kQuiescent)
 #endif
   :: else
   fi
 }
 
-inline fail_request(q) {
-  failure[q] = true;
+#ifdef FENCING
+#define is_fenced (part != 0 && peer != c_connection)
+#else
+#define is_fenced false
+#endif
+
+inline fail_request() {
+  failure = true;
+  loss = false;  // of no account any more
   if
-  :: request[q] == Request_pending -> give_back(q)
-  :: else -> revoke(q)
+  :: part == 0 -> give_back()
+  :: is_fenced -> settle_part(Part_kQuiescent)
+  :: else -> revoke()
+  fi
+}
+
+inline on_loss() {
+  if
+  :: part != 0 -> part = Part_kOpen
+  :: else
+  fi;
+  if
+  :: !was_ready || failure || losses + 1 == SESSIONS_OF_REQUEST_MAX -> fail_request()
+  :: else -> losses++; loss = true
   fi
 }
 
 // Quiet, Revoked or Failed{quiescent} came.
-inline settle_as_told(q) {
-  proof_unasked = !failure[q];
+inline settle_as_told() {
+  proof_unasked = (!failure && !loss);
   must_not(proof_unasked);
-  ended_differently = p_delivered[q];
+  ended_differently = p_delivered;
   must_not(ended_differently);
-  settle_part(q, Part_kQuiescent)
+  settle_part(Part_kQuiescent)
 }
 
 // ---- consumer: the link and its session (consumer_link.cc) -----------------------------------------------------------
 
 inline end_link() {
   close_c(c_connection);
+  was_ready = (link == Link_kReady);
   link = Link_kWaiting;
   c_session = 0;
   done = 0;
 #ifdef FENCING
   c_peer[c_connection] = false;
+  end_strays();
 #endif
-  i = c_connection;
+  ended = c_connection;
   c_connection = NONE;
   if
-  :: received > 0 && request[received - 1] == Request_registered ->
-     failure[received - 1] = true;
-     part[received - 1] = Part_kOpen;
-#ifdef FENCING
-     settle_part(received - 1, Part_kQuiescent)
-#else
-     if
-     :: peer_of[received - 1] != i -> c_peer[i] = false
-     :: else
-     fi
-#endif
-  :: else -> c_peer[i] = false
+  :: part != 0 || loss -> on_loss()
+  :: else
+  fi;
+  if
+  :: part != 0 && peer == ended  // what it writes is watched
+  :: else -> c_peer[ended] = false
   fi
 }
 
@@ -300,20 +376,35 @@ inline refuse_producer() {
   end_link()
 }
 
+inline on_resolved() {
+  link = Link_kStarting;
+  if
+  :: loss && link_incarnation != p_incarnation -> fail_request()
+  :: else
+  fi;
+  link_incarnation = p_incarnation
+}
+
 inline on_link_ready() {
   link = Link_kReady;
   tell_done();
   if
-  :: received == 0 || request[received - 1] == Request_ended
-  :: else ->
-     if
-     :: request[received - 1] == Request_pending -> register_request(received - 1)
-     :: else -> revoke(received - 1)
-     fi
+  :: owner == ENGINE
+  :: owner != ENGINE && part == 0 -> register_request()
+#ifdef PLANT_REGISTER_AGAIN
+  :: part != 0 && loss -> settle_part(Part_kQuiescent)
+  :: part != 0 && !loss -> revoke()
+#else
+  :: part != 0 -> revoke()
+#endif
   fi
 }
 
-#define is_late(q) (request[q] != Request_registered)  // counted, and ignored
+#define is_late(n) (part == 0 || n != registered - 1)  // counted, and ignored
+
+// The code of a Failed that is no reason to give up.
+#define may_be_fence(code) (is_fenced && code == ErrorCode_kTransportFailed)
+#define did_loss(code) (loss && (code == ErrorCode_kPeerLost || may_be_fence(code)))
 
 inline c_on_message() {
   if
@@ -329,47 +420,49 @@ inline c_on_message() {
      fi
   :: kind == Assigned -> c_session = ConsumerSession_kReady; on_link_ready()
   :: kind == Refused -> end_link()
-  :: kind == Delivered && !is_late(a) -> settle_part(a, Part_kDelivered)
+  :: kind == Delivered && !is_late(a) -> settle_part(Part_kDelivered)
   :: kind == Failed && !is_late(a) ->
-     failure[a] = true;
      if
-     :: b -> settle_as_told(a)
-     :: else -> part[a] = Part_kRevoking
+     :: did_loss(b) ->
+        if
+        :: may_be_fence(b) -> losses = SESSIONS_OF_REQUEST_MAX - 1  // once: what fails by itself would fail again
+        :: else
+        fi;
+        settle_as_told()
+     :: !did_loss(b) && b < OPEN -> failure = true; settle_as_told()
+     :: b >= OPEN -> part = Part_kRevoking; fail_request()
      fi
-  :: (kind == Quiet || kind == Revoked) && !is_late(a) -> settle_as_told(a)
+  :: (kind == Quiet || kind == Revoked) && !is_late(a) -> settle_as_told()
   :: (kind == Delivered || kind == Failed || kind == Quiet || kind == Revoked) && is_late(a)
   :: kind == Renew -> tell_p(c_connection, Renewed, a, 0)
   fi
 }
 
 proctype Consumer() {
-  byte which;
 end:
   do
   // The engine.
   :: atomic {
        received < REQUESTS && owner == ENGINE ->
        if
-       :: transfer_of[received] = received
-       :: received > 0 -> transfer_of[received] = 0  // the same transfer once more
+       :: transfer = received
+       :: received > 0 -> transfer = 0  // the same transfer once more
        fi;
        d_step {
-         owner = received + 1;
-         request[received] = Request_pending;
          received++;
+         owner = received;
+         first = registered;
          if
-         :: link == Link_kReady -> register_request(received - 1)
+         :: link == Link_kReady -> register_request()
          :: link == 0 -> link = Link_kResolving
          :: else
          fi
        }
      }
-  :: d_step {  // Abandon, or a deadline of the request
-       owner != ENGINE && !failure[owner - 1] -> which = owner - 1; fail_request(which); which = 0
-     }
+  :: d_step { owner != ENGINE && !failure -> fail_request() }  // Abandon, or a deadline of the request
 
   // The link.
-  :: d_step { link == Link_kResolving -> link_incarnation = p_incarnation; link = Link_kStarting }
+  :: d_step { link == Link_kResolving -> on_resolved() }
   :: d_step {
        link == Link_kStarting && c_session == 0 ->
        if
@@ -391,7 +484,7 @@ end:
        link == Link_kWaiting ->
        if
        :: owner == ENGINE -> link = 0
-       :: else -> link = Link_kResolving
+       :: else -> on_resolved()
        fi
      }
   :: d_step {
@@ -403,24 +496,22 @@ end:
 #ifndef FENCING
   // The kernel says that the process behind the endpoint of a registration is gone.
   :: d_step {
-       owner != ENGINE && part[owner - 1] != 0 && c_peer[peer_of[owner - 1]] &&
-       p_incarnation_of[peer_of[owner - 1]] != p_incarnation ->
-       which = owner - 1;
-       failure[which] = true;
-       settle_part(which, Part_kQuiescent);
+       part != 0 && c_peer[peer] && p_incarnation_of[peer] != p_incarnation ->
+       was_ready = (peer == c_connection);
+       failure = true;
+       settle_part(Part_kQuiescent);
        if
-       :: peer_of[which] == c_connection -> end_link()
+       :: was_ready -> end_link()
        :: else
-       fi;
-       which = 0
+       fi
      }
 #endif
 #ifdef PLANT_LEASE_IS_PROOF
   // Even if nothing is under way: the producer may have checked, and not yet posted.
   :: d_step {
-       link == Link_kWaiting && owner != ENGINE && part[owner - 1] == Part_kOpen && !leased[peer_of[owner - 1]] &&
-       write[(owner - 1) * BATCHES] != Write_posted && write[(owner - 1) * BATCHES + 1] != Write_posted ->
-       which = owner - 1; settle_part(which, Part_kQuiescent); which = 0
+       link == Link_kWaiting && part == Part_kOpen && !leased[peer] &&
+       write[(registered - 1) * BATCHES] != Write_posted && write[(registered - 1) * BATCHES + 1] != Write_posted ->
+       failure = true; settle_part(Part_kQuiescent)
      }
 #endif
   od
@@ -438,20 +529,23 @@ inline answer(q, message, second) {
   fi
 }
 
-inline keep(q, message, quiescent) {
+inline keep(q, message, code) {
   if
+  :: incarnation_of(q) != c_incarnation  // nobody will ask
 #ifdef PLANT_FORGET
   :: consumer_connection[incarnation_of(q)] != NONE  // told, and that is that
 #endif
 #ifndef PLANT_KEEP_AFTER_DONE
   :: q < consumer_done[incarnation_of(q)]
 #endif
-  :: else -> outcome[q] = message; outcome_quiescent[q] = quiescent
+  :: else -> outcome[q] = message; outcome_code[q] = code
   fi
 }
 
+#define is_of_transfer(q, y) (registration[q] != 0 && wants[q] == y)
 #define has_registrations(y) \
-  ((registration[0] != 0 && wants[0] == y) || (registration[1] != 0 && wants[1] == y))
+  (is_of_transfer(0, y) || is_of_transfer(1, y) || is_of_transfer(2, y) || is_of_transfer(3, y))
+
 
 inline settle_transfer(y) {
   if
@@ -467,16 +561,15 @@ inline settle_transfer(y) {
 }
 
 inline end_registration(q, is_delivered) {
-  ended_twice = p_ended[q];
+  ended_twice = (registration[q] == 0);
   must_not(ended_twice);
-  p_ended[q] = true;
-  p_delivered[q] = is_delivered;
+  p_delivered = (p_delivered || (is_delivered && part != 0 && q == registered - 1));
   registration[q] = 0;
 #ifndef PLANT_NO_CHECK
   cursor[q] = 0;
 #endif
   revoked[q] = false;
-  p_failure[q] = false;
+  p_failure[q] = 0;
   failure_told[q] = false;
   if
   :: is_delivered -> delivered[wants[q]] = true
@@ -486,7 +579,8 @@ inline end_registration(q, is_delivered) {
      :: else
      fi
   fi;
-  settle_transfer(wants[q])
+  settle_transfer(wants[q]);
+  forget(q)
 }
 
 #ifdef PLANT_EARLY_DELIVERED
@@ -503,16 +597,16 @@ inline end_registration(q, is_delivered) {
 inline settle(q) {
   if
   :: registration[q] == Registration_kWriting && is_written(q) ->
-     keep(q, Delivered, 1);
-     answer(q, Delivered, 1);
+     keep(q, Delivered, 0);
+     answer(q, Delivered, 0);
      end_registration(q, true)
   :: registration[q] == Registration_kStopping && is_stopped(q) ->
      if
-     :: p_failure[q] ->
-        keep(q, Failed, 1);
+     :: p_failure[q] != 0 ->
+        keep(q, Failed, p_failure[q]);
         if
         :: failure_told[q] -> answer(q, Quiet, 0)
-        :: else -> answer(q, Failed, 1)
+        :: else -> answer(q, Failed, p_failure[q])
         fi
      :: else
      fi;
@@ -525,14 +619,16 @@ inline settle(q) {
   fi
 }
 
-inline fail_registration(q) {
+inline fail_registration(q, code) {
   if
-  :: registration[q] == 0 || p_failure[q] || revoked[q]
+  :: registration[q] == 0 || p_failure[q] != 0 || revoked[q]
   :: else ->
-     p_failure[q] = true;
+     p_failure[q] = code;
      registration[q] = Registration_kStopping;
      if
-     :: in_flight[q] > 0 -> failure_told[q] = true; keep(q, Failed, 0); answer(q, Failed, 0)
+     :: in_flight[q] > 0 && consumer_connection[incarnation_of(q)] != NONE ->
+        failure_told[q] = true;
+        answer(q, Failed, OPEN + code)
      :: else
      fi;
      settle(q)
@@ -548,9 +644,9 @@ inline start(q) {
 
 inline end_request(y) {
   ending[y] = true;
-  for (i : 0 .. REQUESTS - 1) {
+  for (i : 0 .. REGISTRATIONS - 1) {
     if
-    :: registration[i] != 0 && wants[i] == y -> fail_registration(i)
+    :: is_of_transfer(i, y) -> fail_registration(i, ErrorCode_kAborted)
     :: else
     fi
   }
@@ -566,9 +662,8 @@ inline end_request(y) {
 
 // ---- producer: sessions (producer_session.cc) ----------------------------------------------------------------------
 
-#define posted_to(n) \
-  ((registration[0] != 0 && made_in[0] == n && in_flight[0] > 0) || \
-   (registration[1] != 0 && made_in[1] == n && in_flight[1] > 0))
+#define is_posted_to(q, n) (registration[q] != 0 && made_in[q] == n && in_flight[q] > 0)
+#define posted_to(n) (is_posted_to(0, n) || is_posted_to(1, n) || is_posted_to(2, n) || is_posted_to(3, n))
 
 // Disconnects the endpoint of an ended session once no batch of it is in flight.
 inline cut_if_quiet(n) {
@@ -589,9 +684,9 @@ inline end_session(n) {
   fi;
   if
   :: p_peer[n] ->
-     for (i : 0 .. REQUESTS - 1) {
+     for (i : 0 .. REGISTRATIONS - 1) {
        if
-       :: registration[i] != 0 && made_in[i] == n -> fail_registration(i)
+       :: registration[i] != 0 && made_in[i] == n -> fail_registration(i, ErrorCode_kPeerLost)
        :: else
        fi
      }
@@ -628,9 +723,9 @@ inline on_register(n, q, y) {
   wants[q] = y;
   if
   :: closed[y] || ending[y] || (bound_to[y] != NONE && bound_to[y] != c_incarnation_of[n] && !unbound[y]) ->
-     p_ended[q] = true;
-     keep(q, Failed, 1);
-     answer(q, Failed, 1)
+     keep(q, Failed, ErrorCode_kAborted);
+     answer(q, Failed, ErrorCode_kAborted);
+     forget(q)
   :: else ->
      if
      :: bound_to[y] != c_incarnation_of[n] -> delivered[y] = false
@@ -651,7 +746,7 @@ inline on_revoke(n, q) {
   :: registration[q] != 0 -> revoked[q] = true; registration[q] = Registration_kStopping; settle(q)
   :: else ->
      if
-     :: outcome[q] != 0 -> tell_c(n, outcome[q], q, outcome_quiescent[q])
+     :: outcome[q] != 0 -> tell_c(n, outcome[q], q, outcome_code[q])
      :: else
      fi;
 #ifndef PLANT_SILENT_REVOKE
@@ -674,15 +769,20 @@ inline p_on_message(n) {
      p_session[n] = ProducerSession_kReady;
      p_peer[n] = true;
      tell_c(n, Assigned, 0, 0);
+#if LAPSES
      ask_for_renewal(n)
+#else
+     leased[n] = true  // for good, so that nobody need ask
+#endif
   :: kind == Refused -> end_session(n)
   :: kind == Register -> on_register(n, a, b)
   :: kind == Revoke -> on_revoke(n, a)
   :: kind == Done ->
      consumer_done[c_incarnation_of[n]] = a;
-     for (i : 0 .. REQUESTS - 1) {
+     for (i : 0 .. REGISTRATIONS - 1) {
        if
-       :: i < a && incarnation_of(i) == c_incarnation_of[n] -> outcome[i] = 0; outcome_quiescent[i] = false
+       :: i < a && outcome[i] != 0 && incarnation_of(i) == c_incarnation_of[n] ->
+          outcome[i] = 0; outcome_code[i] = 0; forget(i)
        :: else
        fi
      }
@@ -692,11 +792,20 @@ inline p_on_message(n) {
 
 // A batch of registration q has ended; it left the wire in whatever state.
 inline on_written(q, is_error) {
-  in_flight[q]--;
   if
-  :: is_error && p_session[made_in[q]] != 0 -> end_session(made_in[q])
+  :: is_error ->
+     is_cause = (p_failure[q] == 0 && !revoked[q]);
+     if
+     :: p_session[made_in[q]] != 0 -> up_to = made_in[q]; end_session(up_to)
+     :: else
+     fi;
+     if
+     :: is_cause -> p_failure[q] = ErrorCode_kTransportFailed
+     :: else
+     fi
   :: else
   fi;
+  in_flight[q]--;
   cut_if_quiet(made_in[q]);
   settle(q)
 }
@@ -715,11 +824,36 @@ inline on_written(q, is_error) {
 
 #define is_unread(n) (p_open[n] && nempty(to_p[n]))
 #define is_over(n) (p_open[n] && !c_open[n])
+#define is_made_in(q, n) (registration[q] != 0 && made_in[q] == n)
 #define wants_renewal(n) \
   (p_session[n] == ProducerSession_kReady && asked[n] < term + 1 && \
-   ((registration[0] != 0 && made_in[0] == n) || (registration[1] != 0 && made_in[1] == n)))
+   (is_made_in(0, n) || is_made_in(1, n) || is_made_in(2, n) || is_made_in(3, n)))
 
-// Of writes, by request * BATCHES + batch.
+// Steps choose a registration as r, or a write as x: one of those that a macro is true of.
+#define any_registration(is) (is(0) || is(1) || is(2) || is(3))
+#define any_write(is) (is(0) || is(1) || is(2) || is(3) || is(4) || is(5) || is(6) || is(7))
+#define choose_registration(is) \
+  if \
+  :: is(0) -> r = 0 \
+  :: is(1) -> r = 1 \
+  :: is(2) -> r = 2 \
+  :: is(3) -> r = 3 \
+  fi
+#define choose_write(is) \
+  if \
+  :: is(0) -> x = 0 \
+  :: is(1) -> x = 1 \
+  :: is(2) -> x = 2 \
+  :: is(3) -> x = 3 \
+  :: is(4) -> x = 4 \
+  :: is(5) -> x = 5 \
+  :: is(6) -> x = 6 \
+  :: is(7) -> x = 7 \
+  fi
+
+#define is_waiting(q) (registration[q] == Registration_kWaiting)
+
+// Of writes, by registration * BATCHES + batch.
 #define connection_of(w) made_in[(w) / BATCHES]
 #define is_done(w) (write[w] == Write_landed)
 #define must_fail(w) (write[w] == Write_posted && (!p_peer[connection_of(w)] || !is_reachable(connection_of(w))))
@@ -734,7 +868,7 @@ inline on_written(q, is_error) {
 inline lose_write(w) {
 #ifdef FENCING
   if
-  :: write[w] == Write_posted -> write[w] = Write_stray
+  :: write[w] == Write_posted && is_reachable(connection_of(w)) -> write[w] = Write_stray
   :: else -> write[w] = 0
   fi
 #else
@@ -756,9 +890,9 @@ end:
        :: d_step {  // Send
             sent[x] = true;
             source = x;
-            for (i : 0 .. REQUESTS - 1) {
+            for (i : 0 .. REGISTRATIONS - 1) {
               if
-              :: registration[i] == Registration_kWaiting && wants[i] == x -> start(i)
+              :: is_waiting(i) && wants[i] == x -> start(i)
               :: else
               fi
             }
@@ -770,13 +904,9 @@ end:
      }
   :: d_step { checked == NONE && source != NONE && !ending[source] -> a = source; end_request(a) }  // Cancel, or hold
   :: atomic {  // the prefill does not come in time
-       checked == NONE &&
-       (registration[0] == Registration_kWaiting || registration[1] == Registration_kWaiting) ->
-       if
-       :: registration[0] == Registration_kWaiting -> r = 0
-       :: registration[1] == Registration_kWaiting -> r = 1
-       fi;
-       d_step { fail_registration(r); r = 0 }
+       checked == NONE && any_registration(is_waiting) ->
+       choose_registration(is_waiting);
+       d_step { fail_registration(r, ErrorCode_kAborted); r = 0 }
      }
 
   // Sessions.
@@ -807,13 +937,18 @@ end:
        fi;
        d_step { troubles--; end_session(c); c = 0 }
      }
+#if LAPSES
   :: d_step { checked == NONE && wants_renewal(0) -> ask_for_renewal(0) }
   :: d_step { checked == NONE && wants_renewal(1) -> ask_for_renewal(1) }
   :: d_step { checked == NONE && wants_renewal(2) -> ask_for_renewal(2) }
+#endif
 
   // Writes.
-  :: d_step { checked == NONE && may_post(0) -> checked = 0 }
-  :: d_step { checked == NONE && may_post(1) -> checked = 1 }
+  :: atomic {
+       checked == NONE && any_registration(may_post) ->
+       choose_registration(may_post);
+       d_step { checked = r; r = 0 }
+     }
   :: d_step {
        checked != NONE ->
        write[checked * BATCHES + cursor[checked]] = Write_posted;
@@ -822,23 +957,13 @@ end:
        checked = NONE
      }
   :: atomic {
-       checked == NONE && (is_done(0) || is_done(1) || is_done(2) || is_done(3)) ->
-       if
-       :: is_done(0) -> x = 0
-       :: is_done(1) -> x = 1
-       :: is_done(2) -> x = 2
-       :: is_done(3) -> x = 3
-       fi;
+       checked == NONE && any_write(is_done) ->
+       choose_write(is_done);
        d_step { write[x] = 0; a = x / BATCHES; on_written(a, false); x = 0 }
      }
   :: atomic {
-       checked == NONE && (can_fail(0) || can_fail(1) || can_fail(2) || can_fail(3)) ->
-       if
-       :: can_fail(0) -> x = 0
-       :: can_fail(1) -> x = 1
-       :: can_fail(2) -> x = 2
-       :: can_fail(3) -> x = 3
-       fi;
+       checked == NONE && any_write(can_fail) ->
+       choose_write(can_fail);
        d_step {
          if
          :: must_fail(x)
@@ -850,16 +975,21 @@ end:
          x = 0
        }
      }
-  :: d_step { checked == NONE && is_stuck(0) -> p_peer[made_in[0]] = false }  // drain_limit: the endpoint is closed
-  :: d_step { checked == NONE && is_stuck(1) -> p_peer[made_in[1]] = false }
+  :: atomic {  // drain_limit: the endpoint is closed
+       checked == NONE && any_registration(is_stuck) ->
+       choose_registration(is_stuck);
+       d_step { p_peer[made_in[r]] = false; r = 0 }
+     }
   od
 }
 
 // ---- everything else -------------------------------------------------------------------------------------------------
 
 inline land(w) {
-  landed_after_give_back = (owner != 1 + w / BATCHES);
+  landed_after_give_back = (owner == ENGINE || w / BATCHES < first);
   must_not(landed_after_give_back);
+  landed_after_proof = is_late(w / BATCHES);
+  must_not(landed_after_proof);
   cell[w % BATCHES] = wants[w / BATCHES] + 1
 }
 
@@ -877,21 +1007,6 @@ inline kill_producer() {
     consumer_session[i] = NONE;
     consumer_done[i] = 0
   }
-  for (i : 0 .. REQUESTS - 1) {
-    if
-    :: registration[i] != 0 -> p_ended[i] = true
-    :: else
-    fi;
-    registration[i] = 0;
-    cursor[i] = 0;
-    in_flight[i] = 0;
-    revoked[i] = false;
-    p_failure[i] = false;
-    failure_told[i] = false;
-    outcome[i] = 0;
-    outcome_quiescent[i] = false;
-    p_delivered[i] = false
-  }
   for (i : 0 .. TRANSFERS - 1) {
     ending[i] = false;
     closed[i] = false;
@@ -899,13 +1014,25 @@ inline kill_producer() {
     bound_to[i] = NONE;
     unbound[i] = false
   }
-  for (i : 0 .. REQUESTS * BATCHES - 1) {
+  for (i : 0 .. REGISTRATIONS * BATCHES - 1) {
     if
     :: write[i] == Write_posted -> lose_write(i)
     :: write[i] == Write_landed -> write[i] = 0
     :: else
     fi
   }
+  for (i : 0 .. REGISTRATIONS - 1) {
+    registration[i] = 0;
+    cursor[i] = 0;
+    in_flight[i] = 0;
+    revoked[i] = false;
+    p_failure[i] = 0;
+    failure_told[i] = false;
+    outcome[i] = 0;
+    outcome_code[i] = 0;
+    forget(i)
+  }
+  p_delivered = false;
   checked = NONE;
   source = NONE
 }
@@ -921,8 +1048,14 @@ inline kill_consumer() {
   c_session = 0;
   done = 0;
   for (i : 0 .. CONNECTIONS - 1) { c_peer[i] = false }
+#ifdef FENCING
+  end_strays();
+#endif
+  // Nobody will ask for them; outcome_timeout ends them.
+  for (i : 0 .. REGISTRATIONS - 1) { outcome[i] = 0; outcome_code[i] = 0; forget(i) }
+  forget_part();
   if
-  :: owner != ENGINE -> i = owner - 1; give_back(i)
+  :: owner != ENGINE -> give_back()
   :: else
   fi
 }
@@ -931,13 +1064,8 @@ proctype World() {
 end:
   do
   :: atomic {
-       can_land(0) || can_land(1) || can_land(2) || can_land(3) ->
-       if
-       :: can_land(0) -> x = 0
-       :: can_land(1) -> x = 1
-       :: can_land(2) -> x = 2
-       :: can_land(3) -> x = 3
-       fi;
+       any_write(can_land) ->
+       choose_write(can_land);
        d_step {
          read_after_give_back = (source != wants[x / BATCHES]);
          must_not(read_after_give_back);
@@ -948,19 +1076,13 @@ end:
      }
 #ifdef FENCING
   :: atomic {
-       is_stray(0) || is_stray(1) || is_stray(2) || is_stray(3) ->
-       if
-       :: is_stray(0) -> x = 0
-       :: is_stray(1) -> x = 1
-       :: is_stray(2) -> x = 2
-       :: is_stray(3) -> x = 3
-       fi;
+       any_write(is_stray) ->
+       choose_write(is_stray);
        d_step {
-         if
-         :: is_reachable(made_in[x / BATCHES]) -> land(x)
-         :: else
-         fi;
+         land(x);
          write[x] = 0;
+         a = x / BATCHES;
+         forget(a);
          x = 0
        }
      }
@@ -975,13 +1097,15 @@ end:
 proctype Observer() {
   timeout ->
   d_step {
-    for (i : 0 .. REQUESTS - 1) {
-      never_ended = (request[i] != Request_ended || registration[i] != 0);
+    never_ended = (received < REQUESTS || owner != ENGINE);
+    must_not(never_ended);
+    for (i : 0 .. REGISTRATIONS - 1) {
+      never_ended = (registration[i] != 0);
       must_not(never_ended)
     }
-    something_remains = (source != NONE || owner != ENGINE || checked != NONE);
+    something_remains = (source != NONE || checked != NONE);
     must_not(something_remains);
-    for (i : 0 .. REQUESTS * BATCHES - 1) {
+    for (i : 0 .. REGISTRATIONS * BATCHES - 1) {
       something_remains = (write[i] != 0);
       must_not(something_remains)
     }
@@ -996,7 +1120,7 @@ proctype Observer() {
       something_remains = (nempty(to_p[i]) || nempty(to_c[i]) || p_open[i] != c_open[i]);
       must_not(something_remains)
     }
-    for (i : 0 .. REQUESTS - 1) {
+    for (i : 0 .. REGISTRATIONS - 1) {
       // Of a consumer that is connected; without a session, outcome_timeout ends them.
       something_remains = (outcome[i] != 0 && link == Link_kReady && incarnation_of(i) == c_incarnation);
       must_not(something_remains)
@@ -1009,23 +1133,32 @@ proctype Observer() {
 proctype Sights() {
 end:
   do
-  :: p_delivered[0] && p_delivered[1]
-  :: request[0] == Request_ended && request[1] == Request_registered && transfer_of[1] == 0 && cursor[1] == BATCHES
+  :: outcome[0] == Delivered && outcome[1] == Delivered
+  :: received == 2 && registered == 2 && part == Part_kRegistered && transfer == 0 && cursor[1] == BATCHES
   :: checked == 0 && !leased[made_in[0]]  // stopped between check and post while its lease ran out
-  :: part[0] == Part_kRevoking && cursor[0] == 1 && in_flight[0] == 1
+  :: part == Part_kRevoking && cursor[0] == 1 && in_flight[0] == 1
   :: registration[0] == Registration_kWriting && made_in[0] == 0 && c_connection == 1  // one side knows of the loss
   :: is_unread(0) && c_connection == 1 && c_session == ConsumerSession_kReady && consumer_connection[0] == 0
   :: p_session[0] == ProducerSession_kNew && consumer_session[0] == 1  // its Hello is stale
   :: outcome[0] == Delivered && link == Link_kStarting
-  :: failure_told[0] && part[0] == Part_kOpen
+  :: failure_told[0] && part == Part_kOpen
   :: p_incarnation == 1 && registration[1] == Registration_kWriting
   :: c_incarnation == 1 && registration[0] == Registration_kStopping && registration[1] == Registration_kWaiting
+  // Registered again.
+  :: received == 1 && registered == 2 && cursor[1] == BATCHES
+  :: received == 2 && registered == 3 && cursor[2] == BATCHES
+  :: loss && part == Part_kRevoking && write[0] == Write_posted  // not before this has ended
+  :: loss && part == Part_kRevoking && p_delivered               // there is no need to
+  :: loss && part == 0 && link == Link_kStarting                 // not before the session is ready
+  :: loss && part == Part_kOpen && link_incarnation != p_incarnation  // there is nobody to ask
 #ifdef FENCING
-  :: is_stray(0) && request[0] == Request_ended && request[1] == Request_registered
+  :: received == 1 && registered == 2 && outcome_code[0] == ErrorCode_kTransportFailed  // which the fence may have done
+  :: is_stray(0) && part != 0  // it may land until the consumer fences
   :: write[0] == Write_posted && registration[1] == Registration_kWriting
 #else
-  :: part[0] == Part_kOpen && link == Link_kStarting && link_incarnation != registered_with[0]
-  :: write[0] == Write_posted && part[0] == Part_kRevoking && peer_of[0] != c_connection
+  :: loss && part == Part_kRevoking && outcome_code[0] == ErrorCode_kTransportFailed  // it would fail again
+  :: part == Part_kOpen && link == Link_kStarting && link_incarnation != registered_with
+  :: write[0] == Write_posted && part == Part_kRevoking && peer != c_connection
 #endif
   od
 }
