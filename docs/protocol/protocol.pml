@@ -1134,7 +1134,7 @@ proctype Sights() {
 end:
   do
   :: outcome[0] == Delivered && outcome[1] == Delivered
-  :: received == 2 && registered == 2 && part == Part_kRegistered && transfer == 0 && cursor[1] == BATCHES
+  :: received == 2 && first == 1 && part == Part_kRegistered && transfer == 0 && cursor[1] == BATCHES
   :: checked == 0 && !leased[made_in[0]]  // stopped between check and post while its lease ran out
   :: part == Part_kRevoking && cursor[0] == 1 && in_flight[0] == 1
   :: registration[0] == Registration_kWriting && made_in[0] == 0 && c_connection == 1  // one side knows of the loss
@@ -1146,15 +1146,15 @@ end:
   :: c_incarnation == 1 && registration[0] == Registration_kStopping && registration[1] == Registration_kWaiting
   // Registered again.
   :: received == 1 && registered == 2 && cursor[1] == BATCHES
-  :: received == 2 && registered == 3 && cursor[2] == BATCHES
+  :: received == 2 && first == 2 && cursor[2] == BATCHES
   :: loss && part == Part_kRevoking && write[0] == Write_posted  // not before this has ended
   :: loss && part == Part_kRevoking && p_delivered               // there is no need to
   :: loss && part == 0 && link == Link_kStarting                 // not before the session is ready
   :: loss && part == Part_kOpen && link_incarnation != p_incarnation  // there is nobody to ask
 #ifdef FENCING
   :: received == 1 && registered == 2 && outcome_code[0] == ErrorCode_kTransportFailed  // which the fence may have done
-  :: is_stray(0) && part != 0  // it may land until the consumer fences
-  :: write[0] == Write_posted && registration[1] == Registration_kWriting
+  :: is_stray(0) && part == Part_kRegistered  // it may land until the consumer learns of it, and fences
+  :: write[0] == Write_posted && first == 1 && registration[1] == Registration_kWriting
 #else
   :: loss && part == Part_kRevoking && outcome_code[0] == ErrorCode_kTransportFailed  // it would fail again
   :: part == Part_kOpen && link == Link_kStarting && link_incarnation != registered_with
