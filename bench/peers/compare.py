@@ -78,7 +78,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=6, help="in each rotation, for each way and load")
     parser.add_argument("--rotations", type=int, default=7)
     parser.add_argument("--output-tokens", type=int, default=8)
-    parser.add_argument("--prefix-caching", action="store_true")
+    parser.add_argument(
+        "--prefix-caching",
+        action="store_true",
+        help="half of each prompt is that of the others in its turn, at whose beginning caches are empty",
+    )
     parser.add_argument("--fragmented", action="store_true", help="leave the block pools in disorder first")
     parser.add_argument(
         "--demote-spinners",
@@ -99,7 +103,13 @@ class Comparison:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._loads = [
-            load.Load(tokens, at_once, arguments.requests, arguments.output_tokens)
+            load.Load(
+                tokens,
+                at_once,
+                arguments.requests,
+                arguments.output_tokens,
+                common_tokens=tokens // 2 if arguments.prefix_caching else 0,
+            )
             for tokens in arguments.prompt_tokens
             for at_once in arguments.at_once
         ]
@@ -135,7 +145,9 @@ class Comparison:
         return turns
 
     def _start(self, cluster: servers.Cluster, way: ways.Way) -> ways.Deployment:
-        options = replace(OPTIONS, prefix_caching=self._arguments.prefix_caching)
+        options = OPTIONS
+        if self._arguments.prefix_caching:  # in that mode a server's cache can be emptied
+            options = replace(options, prefix_caching=True, env={**options.env, "VLLM_SERVER_DEV_MODE": "1"})
         deployment = ways.Deployment(way, options, OUT / "logs")
         cluster.start(*deployment.servers.values())
         moved = deployment.keep_on_cores()

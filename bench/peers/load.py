@@ -15,22 +15,31 @@ import servers
 from ways import Deployment
 
 REQUEST_LIMIT_S = 120.0
+# A connector may keep blocks for a while after the last answer.
+RESET_LIMIT_S = 60.0
 # Token ids that every model used here has and that are no special tokens.
 TOKEN_IDS = range(1000, 40000)
 
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of `at_once` clients; lengths are in tokens."""
+    """A closed loop of `at_once` clients; lengths are in tokens.
+
+    The first `common_tokens` are those of every prompt of a rotation, as a system prompt would be. With any, servers
+    that have a prefix cache begin with an empty one.
+    """
 
     prompt_tokens: int
     at_once: int
     requests: int
     output_tokens: int
+    common_tokens: int = 0
 
     def prompt(self, rotation: int, index: int) -> list[int]:
-        chance = random.Random(f"{rotation}/{index}/{self.prompt_tokens}")
-        return [chance.choice(TOKEN_IDS) for _ in range(self.prompt_tokens)]
+        common = random.Random(f"{rotation}/{self.prompt_tokens}")
+        own = random.Random(f"{rotation}/{index}/{self.prompt_tokens}")
+        own_tokens = self.prompt_tokens - self.common_tokens
+        return [*common.choices(TOKEN_IDS, k=self.common_tokens), *own.choices(TOKEN_IDS, k=own_tokens)]
 
 
 @dataclass
@@ -81,6 +90,19 @@ class Client:
         record.ttft_s = times[0] - begin
         record.tpot_s = (times[-1] - times[0]) / (output_tokens - 1)
 
+    async def empty_caches(self) -> None:
+        """Fails with a sentence when some server still holds blocks after RESET_LIMIT_S."""
+        for one in self._deployment.servers.values():
+            until = time.monotonic() + RESET_LIMIT_S
+            while not await self._empty_cache(one.url):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{one.name} holds blocks {RESET_LIMIT_S:.0f} s after its last request")
+                await asyncio.sleep(0.1)
+
+    async def _empty_cache(self, url: str) -> bool:
+        async with self._session.post(url + "/reset_prefix_cache") as answer:
+            return answer.status == 200 and (await answer.json())["success"]
+
     async def _prefill(self, body: dict, transfer_id: str, request_id: str) -> dict:
         url = self._deployment.servers["p"].url + "/v1/completions"
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
@@ -121,6 +143,8 @@ def _unlimited() -> aiohttp.ClientSession:
 async def _run(deployment: Deployment, load: Load, rotation: int) -> list[Record]:
     async with _unlimited() as session:
         client = Client(deployment, session)
+        if load.common_tokens:
+            await client.empty_caches()
         # Pays for what was lost while the servers were paused; not measured.
         await client.ask(load.prompt(rotation, -1), load.output_tokens)
         records = [Record() for _ in range(load.requests)]
