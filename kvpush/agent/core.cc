@@ -142,7 +142,7 @@ void AgentCore::drain(Instant now) {
 
 bool AgentCore::idle() const {
   const RoleScope scope(role_);
-  return producer_.idle() && consumer_.idle();
+  return producer_.idle() && producer_.is_heard() && consumer_.idle();
 }
 
 std::size_t AgentCore::fail_rest(Instant now) {

@@ -60,6 +60,8 @@ class AgentCore {
   std::optional<Instant> deadline() const;
 
   void drain(Instant now);
+  // Nothing is left to do for anybody. A consumer that has not read what became of its KV would take the end of this
+  // process for a failure.
   bool idle() const;
   // Cuts off every peer, and ends what is left with kStopped. Returns how many requests that were.
   std::size_t fail_rest(Instant now);

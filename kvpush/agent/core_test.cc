@@ -97,6 +97,17 @@ class Core : public testing::Test {
   std::optional<AgentCore> core_;
 };
 
+// Shows C8.
+TEST_F(Core, IsIdleWhenTheConsumerKnowsThatItsKvHasCome) {
+  begin_writing(RegistrationNumber{1}, "x");
+  while (!std::holds_alternative<Delivered>(control_.sent.back())) ASSERT_GT(core_->turn(now_), 0u);
+  EXPECT_FALSE(core_->idle());
+
+  say(Done{RegistrationNumber{1}});
+
+  EXPECT_TRUE(core_->idle());
+}
+
 TEST_F(Core, B7TakesAWriteThatHasEndedWhenItsTimeIsOver) {
   network_.hold("producer");
   begin_writing(RegistrationNumber{1}, "x");

@@ -1,5 +1,6 @@
 #include "kvpush/protocol/producer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -235,6 +236,13 @@ void Producer::drain(Instant now, Actions& out) {
 
 bool Producer::idle() const {
   return registrations_.empty() && requests_.empty();
+}
+
+bool Producer::is_heard() const {
+  return std::ranges::all_of(consumers_, [](const auto& known) {
+    const ConsumerRank& consumer = known.second;
+    return !consumer.connection || consumer.outcomes.empty();
+  });
 }
 
 ProducerGauges Producer::gauges() const {

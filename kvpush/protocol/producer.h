@@ -113,6 +113,8 @@ class Producer {
   void drain(Instant now, Actions& out);
   // No registration and no held request is left.
   bool idle() const;
+  // Every consumer that has a session has said that it knows how its registrations ended.
+  bool is_heard() const;
 
   const ProducerCounters& counters() const { return counters_; }
   ProducerGauges gauges() const;
