@@ -176,6 +176,10 @@ def wait_for_registrations(producer: EngineProcess, count: int = 1) -> None:
     )
 
 
+def wait_for_writes(producer: EngineProcess) -> None:
+    wait_until(lambda: producer.agent_metric("kvpush_writes_in_flight") > 0, "it writes")
+
+
 def peer_lines(d: EngineProcess, directory_port: int) -> list[str]:
     """What decode's log says of its trouble with a prefill engine."""
     return d.logged(f"producer engine at 127.0.0.1:{directory_port}: ")

@@ -22,6 +22,7 @@ from cluster import (
     troubles,
     ucx_pair,
     wait_for_registrations,
+    wait_for_writes,
 )
 from engine_process import EngineProcess, text_of
 from http_process import Sent, wait_until
@@ -69,7 +70,7 @@ def legs_stuck_at_decode(pair: Cluster) -> Legs:
     legs = pair.legs(PROMPT)
     wait_for_registrations(pair.p)
     pair.d.stop()
-    wait_until(lambda: pair.p.agent_metric("kvpush_writes_in_flight") > 0, "prefill writes")
+    wait_for_writes(pair.p)
     return legs
 
 
@@ -171,7 +172,7 @@ def test_decode_killed_while_it_is_written_to_gets_nothing_of_it_when_it_is_ther
         pair.legs(PROMPT)
         wait_for_registrations(pair.p)
         pair.d.stop()
-        wait_until(lambda: pair.p.agent_metric("kvpush_writes_in_flight") > 0, "prefill writes")
+        wait_for_writes(pair.p)
         pair.d.restart()
 
         pair.expect_rest(LEASE_S + DRAIN_S + SLACK_S)
