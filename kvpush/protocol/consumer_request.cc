@@ -119,9 +119,9 @@ void Consumer::on(const RankOfLink& at, const Failed& message, Instant now, Acti
   if (request.failure == ErrorCode::kPeerLost) request.failure = message.code;  // kept for us: it knows better
   Part& part = request.parts[at.rank];
   const bool may_be_fence = part.is_fenced && message.code == ErrorCode::kTransportFailed;
-  if (request.loss &&
-      (message.code == ErrorCode::kPeerLost || may_be_fence)) {    // the loss did it: it is registered again
-    if (may_be_fence) request.losses = kSessionsOfRequestMax - 1;  // once: what fails by itself would fail again
+  const bool is_of_loss = message.code == ErrorCode::kPeerLost || may_be_fence;
+  if (request.loss && is_of_loss) {  // it is registered again; but what fails by itself would fail again: once
+    if (may_be_fence) request.losses = kSessionsOfRequestMax - 1;
     if (message.quiescent) settle(*id, at.rank, PartState::kQuiescent, now, out);
     return;
   }

@@ -46,8 +46,7 @@ Counter& legs(Registry& registry, Role role, LegOutcome outcome) {
 }  // namespace
 
 RouterMetrics::RouterMetrics()
-    : in_flight_(registry_.gauge("kvpush_router_requests_in_flight", "Requests whose clients wait for an answer.")),
-      bad_requests_(http_bad_requests(registry_)) {
+    : in_flight_(registry_.gauge("kvpush_router_requests_in_flight", "Requests whose clients wait for an answer.")) {
   // From the start, so that a rate over the first event is not lost.
   for (const Api api : kApis) {
     requests(registry_, api, RequestOutcome::kOk);
@@ -77,6 +76,10 @@ void RouterMetrics::leg_ended(Role role, LegOutcome outcome) {
 
 void RouterMetrics::count_request(Api api, RequestOutcome outcome) {
   requests(registry_, api, outcome).add();
+}
+
+Counter& RouterMetrics::bad_requests() {
+  return http_bad_requests(registry_);
 }
 
 }  // namespace kvpush

@@ -24,7 +24,7 @@ class RouterMetrics {
   void request_refused(Api api, RequestOutcome outcome) { count_request(api, outcome); }
   void first_byte(Api api, Duration after);
   void leg_ended(Role role, LegOutcome outcome);
-  Counter& bad_requests() { return bad_requests_; }
+  Counter& bad_requests();
 
   std::string render() const { return registry_.render(); }
 
@@ -33,7 +33,6 @@ class RouterMetrics {
 
   Registry registry_;
   Gauge& in_flight_;
-  Counter& bad_requests_;
 };
 
 }  // namespace kvpush

@@ -41,8 +41,7 @@ void show(Gauge& gauge, std::size_t level) {
 
 EngineMetrics::EngineMetrics()
     : wrong_readings_(registry_.counter("kvpush_engine_wrong_kv_total",
-                                        "Requests that read KV which is not that of their prompt.")),
-      bad_requests_(http_bad_requests(registry_)) {
+                                        "Requests that read KV which is not that of their prompt.")) {
   for (const Outcome outcome : {Outcome::kOk, Outcome::kFailed, Outcome::kRefused, Outcome::kClientGone}) {
     requests(registry_, outcome);
   }
@@ -70,6 +69,10 @@ std::string EngineMetrics::render(const Scheduler& scheduler) {
   show(registry_.gauge("kvpush_engine_known_prefixes", "Blocks whose KV the next request may share."),
        levels.known_prefixes);
   return registry_.render();
+}
+
+Counter& EngineMetrics::bad_requests() {
+  return http_bad_requests(registry_);
 }
 
 }  // namespace kvpush

@@ -21,13 +21,12 @@ class EngineMetrics {
 
   void request_ended(Outcome outcome);
   void read_wrong_kv() { wrong_readings_.add(); }
-  Counter& bad_requests() { return bad_requests_; }
+  Counter& bad_requests();
   std::string render(const Scheduler& scheduler);
 
  private:
   Registry registry_;
   Counter& wrong_readings_;
-  Counter& bad_requests_;
 };
 
 }  // namespace kvpush

@@ -305,9 +305,9 @@ class SchedulerHalf:
 
         A decode leg that arrived since then and has no blocks yet waits in vLLM's queue, for longer than the step.
         """
-        for leg in self._arrivals.values():
-            self._commands.append(_await(leg))
-            self._awaited[_await(leg)] += self._engine.workers
+        for awaited in map(_await, self._arrivals.values()):
+            self._commands.append(awaited)
+            self._awaited[awaited] += self._engine.workers
         self._arrivals.clear()
         fenced = [request for request in preempted if self._preempted(request)]
         early = [self._send_early(request) for request in self._computed if request in self._prefills]

@@ -158,11 +158,13 @@ class WorkerHalf:
 
     def _take_events(self) -> list[Event]:
         """Ends of requests; those of Awaits, which name transfers, are noted."""
-        events = self._agent.take_events()
-        for event in events:
+        ended = []
+        for event in self._agent.take_events():
             if event[0] == "await":
                 self._end_await(AwaitEnded._make(event))
-        return [Event._make(event) for event in events if event[0] != "await"]
+            else:
+                ended.append(Event._make(event))
+        return ended
 
     def _end_await(self, ended: AwaitEnded) -> None:
         one = Await(ended.transfer_id, ended.host, ended.port)
