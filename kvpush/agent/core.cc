@@ -27,7 +27,7 @@ std::vector<TransportView> views_of(const Transports& transports) {
 std::vector<Report::Wire> wires_of(const Transports& transports) {
   std::vector<Report::Wire> wires;
   for (const auto& transport : transports) {
-    wires.push_back({std::string(transport->name()), std::string(transport->wire())});
+    wires.push_back({std::string(transport->name()), transport->wire()});
   }
   return wires;
 }

@@ -4,6 +4,7 @@
 
 #include "kvpush/base/check.h"
 #include "kvpush/base/limits.h"
+#include "kvpush/base/random.h"
 
 namespace kvpush {
 namespace {
@@ -18,6 +19,10 @@ std::uint64_t checksum(std::span<const std::byte> bytes) {
 }
 
 }  // namespace
+
+TransportIdentity TransportIdentity::draw() {
+  return {read_entropy(), read_entropy()};
+}
 
 AddressWriter::AddressWriter(std::string_view magic) {
   KVPUSH_CHECK(magic.size() == kAddressMagicBytes, "an address begins with eight letters");
@@ -34,6 +39,16 @@ void AddressWriter::put_u64(std::uint64_t value) {
 
 void AddressWriter::put_bytes(std::span<const std::byte> bytes) {
   bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+}
+
+void AddressWriter::put_sized(std::span<const std::byte> bytes) {
+  put_u32(static_cast<std::uint32_t>(bytes.size()));
+  put_bytes(bytes);
+}
+
+void AddressWriter::put_identity(const TransportIdentity& identity) {
+  put_u64(identity.high);
+  put_u64(identity.low);
 }
 
 std::vector<std::byte> AddressWriter::take() {
@@ -68,6 +83,15 @@ std::span<const std::byte> AddressReader::bytes(std::size_t size) {
   const auto taken = rest_.first(size);
   rest_ = rest_.subspan(size);
   return taken;
+}
+
+std::span<const std::byte> AddressReader::sized() {
+  return bytes(u32());
+}
+
+TransportIdentity AddressReader::identity() {
+  const std::uint64_t high = u64();
+  return {high, u64()};
 }
 
 std::uint64_t AddressReader::little_endian(std::size_t size) {

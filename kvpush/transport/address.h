@@ -12,6 +12,14 @@ namespace kvpush {
 
 inline constexpr std::size_t kAddressMagicBytes = 8;
 
+// A transport of a process, named by chance; backends with an end for each peer say by it which peer an end is for.
+struct TransportIdentity {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  static TransportIdentity draw();
+  bool operator==(const TransportIdentity&) const = default;
+};
+
 // Builds an address field by field.
 //
 // Job: appends fields in the order in which AddressReader takes them.
@@ -24,6 +32,9 @@ class AddressWriter {
   void put_u32(std::uint32_t value);
   void put_u64(std::uint64_t value);
   void put_bytes(std::span<const std::byte> bytes);
+  // Their number before them.
+  void put_sized(std::span<const std::byte> bytes);
+  void put_identity(const TransportIdentity& identity);
   // Ends the address; nothing may be put after it.
   std::vector<std::byte> take();
 
@@ -44,6 +55,8 @@ class AddressReader {
   std::uint64_t u64();
   // A view into the address; empty if it does not hold that much.
   std::span<const std::byte> bytes(std::size_t size);
+  std::span<const std::byte> sized();
+  TransportIdentity identity();
   bool ok() const { return ok_; }
   // ok() and nothing is left over.
   bool ended() const { return ok_ && rest_.empty(); }

@@ -65,7 +65,7 @@ class LoopbackTransport final : public Transport {
   ~LoopbackTransport() override;
 
   std::string_view name() const override { return "loopback"; }
-  std::string_view wire() const override { return "memcpy"; }
+  std::string wire() const override { return "memcpy"; }
   TransportFacts facts() const override { return {.disconnect_fences = true, .writes_die_with_writer = true}; }
 
   Result<RegionId> register_region(std::span<std::byte> memory) override;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -58,7 +59,7 @@ class Transport {
   // As in configuration, metrics and session start: "cma", "nixl", "ucx", "loopback".
   virtual std::string_view name() const = 0;
   // The wires in use by now, for people: "process_vm_writev", "tcp", "rc_mlx5,tcp", "not connected".
-  virtual std::string_view wire() const = 0;
+  virtual std::string wire() const = 0;
   virtual TransportFacts facts() const = 0;
 
   // Makes memory readable for our writes and writable for our peers. It must stay mapped until deregister_region() or

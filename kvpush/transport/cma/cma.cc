@@ -76,7 +76,7 @@ class CmaTransport final : public Transport {
   CmaTransport(PidSpace space, const ProbeCell& self);
 
   std::string_view name() const override { return "cma"; }
-  std::string_view wire() const override { return "process_vm_writev"; }
+  std::string wire() const override { return "process_vm_writev"; }
   TransportFacts facts() const override { return {.writes_die_with_writer = true}; }
 
   Result<RegionId> register_region(std::span<std::byte> memory) override;

@@ -13,10 +13,9 @@
 
 #include "kvpush/base/check.h"
 #include "kvpush/base/limits.h"
-#include "kvpush/base/random.h"
 #include "kvpush/transport/address.h"
+#include "kvpush/transport/alarm.h"
 #include "kvpush/transport/nixl/agent.h"
-#include "kvpush/transport/nixl/alarm.h"
 #include "kvpush/transport/region_table.h"
 
 namespace kvpush {
@@ -46,38 +45,12 @@ constexpr Duration kGreetPeriod = seconds(1);
 // A session's two sides connect within some round trips; who has not after so many greetings never will.
 constexpr int kGreetingsUnconnectedMax = 5;
 
-// A transport, whichever of its agents speaks.
-struct Identity {
-  std::uint64_t high = 0;
-  std::uint64_t low = 0;
-  bool operator==(const Identity&) const = default;
-};
-
-void put(AddressWriter& writer, const Identity& identity) {
-  writer.put_u64(identity.high);
-  writer.put_u64(identity.low);
-}
-
-void put(AddressWriter& writer, std::span<const std::byte> bytes) {
-  writer.put_u32(static_cast<std::uint32_t>(bytes.size()));
-  writer.put_bytes(bytes);
-}
-
-void put(AddressWriter& writer, const std::string& text) {
-  put(writer, std::as_bytes(std::span(text)));
-}
-
-Identity read_identity(AddressReader& reader) {
-  const std::uint64_t high = reader.u64();
-  return {high, reader.u64()};
-}
-
-std::span<const std::byte> read_bytes(AddressReader& reader) {
-  return reader.bytes(reader.u32());
+void put_text(AddressWriter& writer, std::string_view text) {
+  writer.put_sized(std::as_bytes(std::span(text)));
 }
 
 std::string read_text(AddressReader& reader) {
-  const auto bytes = read_bytes(reader);
+  const auto bytes = reader.sized();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
@@ -102,7 +75,7 @@ class NixlTransport final : public Transport {
   ~NixlTransport() override;
 
   std::string_view name() const override { return "nixl"; }
-  std::string_view wire() const override { return options_.plugin; }
+  std::string wire() const override { return options_.plugin; }
   TransportFacts facts() const override { return {.disconnect_fences = fences_}; }
 
   Result<RegionId> register_region(std::span<std::byte> memory) override;
@@ -126,7 +99,7 @@ class NixlTransport final : public Transport {
   };
   struct Peer {
     std::unique_ptr<NixlAgent> agent{};  // null once lost
-    Identity identity{};
+    TransportIdentity identity{};
     std::string remote{};  // the peer's agent; empty while ours waits for its hello
     RegionTable regions{};
     bool is_connected = false;  // both have each other's keys
@@ -159,7 +132,7 @@ class NixlTransport final : public Transport {
   const NixlApi api_;
   const NixlOptions options_;
   const bool fences_;
-  const Identity identity_{read_entropy(), read_entropy()};
+  const TransportIdentity identity_ = TransportIdentity::draw();
   const int epoll_;
   Alarm pause_alarm_;
   Alarm greet_alarm_;
@@ -227,28 +200,28 @@ Result<void> NixlTransport::deregister_region(RegionId region) {
 
 std::vector<std::byte> NixlTransport::address() const {
   AddressWriter address(kAddressMagic);
-  put(address, options_.plugin);
-  put(address, identity_);
+  put_text(address, options_.plugin);
+  address.put_identity(identity_);
   put_regions(regions_, address);
   // The newest of those who wait, since it is for the caller's next step that it is needed.
   const auto newest = peers_.empty() ? peers_.end() : std::prev(peers_.end());
   const bool waits = newest != peers_.end() && newest->second.agent && newest->second.remote.empty();
-  put(address, waits ? newest->second.identity : Identity{});
-  put(address, waits ? newest->second.agent->name() : std::string());
-  put(address, waits ? newest->second.agent->contact() : std::span<const std::byte>());
+  address.put_identity(waits ? newest->second.identity : TransportIdentity{});
+  put_text(address, waits ? newest->second.agent->name() : std::string());
+  address.put_sized(waits ? newest->second.agent->contact() : std::span<const std::byte>());
   return address.take();
 }
 
 Result<PeerId> NixlTransport::connect(std::span<const std::byte> address) {
   AddressReader reader(address, kAddressMagic);
   const std::string plugin = read_text(reader);
-  Peer peer{.identity = read_identity(reader)};
+  Peer peer{.identity = reader.identity()};
   Result<RegionTable> regions = read_regions(reader);
   if (!regions) return std::unexpected(regions.error());
   peer.regions = std::move(*regions);
-  const Identity awaited = read_identity(reader);
+  const TransportIdentity awaited = reader.identity();
   const std::string remote = read_text(reader);
-  const auto contact = read_bytes(reader);
+  const auto contact = reader.sized();
   if (!reader.ended()) return fail(ErrorCode::kBadMessage, "not a nixl address");
   if (plugin != options_.plugin) return fail(ErrorCode::kUnavailable, "the peer uses another plugin of NIXL");
   if (peers_.size() >= kPeersMax) return fail(ErrorCode::kFull, "too many peers");
@@ -359,8 +332,8 @@ std::vector<NixlAgent*> NixlTransport::agents() const {
 
 std::vector<std::byte> NixlTransport::hello(const NixlAgent& agent) const {
   AddressWriter hello(kHelloMagic);
-  put(hello, identity_);
-  put(hello, agent.metadata());
+  hello.put_identity(identity_);
+  hello.put_sized(agent.metadata());
   return hello.take();
 }
 
@@ -380,8 +353,8 @@ void NixlTransport::hear(PeerId id, Peer& peer) {
 // Only a hello of the expected transport, and of its agent if we know which, is heard.
 void NixlTransport::answer(PeerId id, Peer& peer, const NixlNote& note) {
   AddressReader reader(note.bytes, kHelloMagic);
-  const Identity identity = read_identity(reader);
-  const auto metadata = read_bytes(reader);
+  const TransportIdentity identity = reader.identity();
+  const auto metadata = reader.sized();
   if (!reader.ended() || identity != peer.identity) return;
   const bool is_first = peer.remote.empty();
   if (!is_first && note.from != peer.remote) return;

@@ -11,7 +11,7 @@
 namespace kvpush {
 
 // Grows with every change of Transport, UcxOptions or UcxModule.
-inline constexpr std::uint32_t kUcxModuleVersion = 1;
+inline constexpr std::uint32_t kUcxModuleVersion = 2;
 
 struct UcxModule {
   std::uint32_t version = 0;

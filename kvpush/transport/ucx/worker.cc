@@ -4,7 +4,7 @@
 
 namespace kvpush {
 
-Result<std::unique_ptr<UcxWorker>> UcxWorker::open(const char* transports) {
+Result<std::unique_ptr<UcxContext>> UcxContext::open(const char* transports) {
   ucp_config_t* config = nullptr;
   if (ucp_config_read(nullptr, nullptr, &config) != UCS_OK) {
     return fail(ErrorCode::kUnavailable, "UCX cannot read its configuration");
@@ -12,37 +12,40 @@ Result<std::unique_ptr<UcxWorker>> UcxWorker::open(const char* transports) {
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  std::unique_ptr<UcxWorker> self(new UcxWorker);
+  std::unique_ptr<UcxContext> self(new UcxContext);
   const bool configured = ucp_config_modify(config, "TLS", transports) == UCS_OK;
   const ucs_status_t opened = configured ? ucp_init(&params, config, &self->context_) : UCS_ERR_INVALID_PARAM;
   ucp_config_release(config);
   if (opened != UCS_OK) return fail(ErrorCode::kUnavailable, "UCX finds no device for the transports allowed");
+  return self;
+}
 
-  ucp_worker_params_t worker_params{};
-  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
-  if (ucp_worker_create(self->context_, &worker_params, &self->worker_) != UCS_OK ||
+UcxContext::~UcxContext() {
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+Result<std::unique_ptr<UcxWorker>> UcxWorker::open(const UcxContext& context) {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  std::unique_ptr<UcxWorker> self(new UcxWorker);
+  if (ucp_worker_create(context.get(), &params, &self->worker_) != UCS_OK ||
       ucp_worker_get_efd(self->worker_, &self->event_fd_) != UCS_OK) {
     return fail(ErrorCode::kUnavailable, "UCX cannot make a worker that can be waited for");
   }
+  ucp_address_t* address = nullptr;
+  std::size_t size = 0;
+  if (ucp_worker_get_address(self->worker_, &address, &size) != UCS_OK) {
+    return fail(ErrorCode::kUnavailable, "UCX does not tell its address");
+  }
+  const auto* first = reinterpret_cast<const std::byte*>(address);
+  self->address_.assign(first, first + size);
+  ucp_worker_release_address(self->worker_, address);
   return self;
 }
 
 UcxWorker::~UcxWorker() {
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
-}
-
-Result<std::vector<std::byte>> UcxWorker::address() const {
-  ucp_address_t* address = nullptr;
-  std::size_t size = 0;
-  if (ucp_worker_get_address(worker_, &address, &size) != UCS_OK) {
-    return fail(ErrorCode::kUnavailable, "UCX does not tell its address");
-  }
-  const auto* first = reinterpret_cast<const std::byte*>(address);
-  std::vector<std::byte> bytes(first, first + size);
-  ucp_worker_release_address(worker_, address);
-  return bytes;
 }
 
 void UcxWorker::receive(unsigned number, ucp_am_recv_callback_t handler, void* argument) {

@@ -1,4 +1,4 @@
-#include "kvpush/transport/nixl/alarm.h"
+#include "kvpush/transport/alarm.h"
 
 #include <sys/timerfd.h>
 #include <unistd.h>
