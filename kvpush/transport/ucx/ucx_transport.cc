@@ -213,7 +213,8 @@ Result<void> UcxTransport::write(PeerId peer, std::span<const Descriptor> descri
 std::size_t UcxTransport::poll(TransportEvents& events) {
   armed_ = false;
   const bool period_ended = wake_ready();
-  const auto awake = std::ranges::count_if(peers_, [](const auto& peer) { return peer.second.is_awake; });
+  std::size_t awake = 0;
+  for (const auto& [id, peer] : peers_) awake += peer.is_awake ? 1 : 0;
   const std::size_t share = std::max<std::size_t>(1, kTurnWorkMax / std::max<std::size_t>(1, awake));
   std::size_t work = ended_.size();
   events.completions.insert(events.completions.end(), ended_.begin(), ended_.end());
@@ -221,7 +222,10 @@ std::size_t UcxTransport::poll(TransportEvents& events) {
   for (auto& [id, peer] : peers_) {
     if (!peer.is_awake) continue;
     std::size_t moved = peer.way->is_open() ? peer.way->progress(share) : 0;
-    if (peer.way->is_open() && peer.way->failure()) lose(id, peer, *peer.way->failure(), events), ++moved;
+    if (peer.way->is_open() && peer.way->failure()) {
+      lose(id, peer, *peer.way->failure(), events);
+      ++moved;
+    }
     moved += peer.way->take_ends(events.completions);
     peer.is_awake = moved > 0 || !peer.way->arm();
     work += moved;
