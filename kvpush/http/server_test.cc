@@ -354,6 +354,23 @@ TEST_F(HttpServerTest, CountsAndLogsEachConnectionWhoseBytesAreNoRequestOnce) {
   EXPECT_THAT(metrics(), HasSubstr("kvpush_http_bad_requests_total 4\n"));
 }
 
+// Shows E3, F1.
+TEST_F(HttpServerTest, LogsOnlySomeOfManyBadRequestsAndCountsAll) {
+  constexpr int kBad = 25;
+  serve();
+  testing::internal::CaptureStderr();
+
+  for (int i = 0; i < kBad; ++i) {
+    TestPeer peer = client();
+    peer.send("nonsense\r\n\r\n");
+    expect_closed(peer);
+  }
+
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(log, '\n'), 20) << log;
+  EXPECT_EQ(bad_requests_.value(), kBad);
+}
+
 TEST_F(HttpServerTest, CountsARequestThatItsClientBreaksOff) {
   serve();
   TestPeer truncated = client();

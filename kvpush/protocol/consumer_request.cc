@@ -61,6 +61,7 @@ void Consumer::on_loss(const RequestId& id, ErrorCode code, bool may_return, Ins
     return fail_request(id, request.loss.value_or(code), now, out);
   }
   request.loss = code;
+  request.writing = false;
   deadlines_.set({.kind = Kind::kPending, .request = id}, now + options_.drain_limit);
 }
 

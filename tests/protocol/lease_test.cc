@@ -87,6 +87,24 @@ class Leases : public ::testing::Test {
   World world_;
 };
 
+// Shows C4.
+TEST_F(Leases, ARequestWhoseSessionIsLostIsWrittenNoMoreUntilTheNextOne) {
+  const auto is_writing = [this] { return consumer().consumer->waiting().front().writing; };
+  ask("x1");
+  world_.deliver_all();
+  ASSERT_TRUE(is_writing());
+
+  world_.cut(world_.connections().back(), true);
+  world_.deliver_all();
+
+  EXPECT_FALSE(is_writing());
+  complete_writes();
+  pass(200ms);
+  EXPECT_TRUE(is_writing()) << "in the next session";
+  complete_writes();
+  EXPECT_EQ(consumer().complete_count, 1u);
+}
+
 TEST_F(Leases, A4WhatWaitsBehindAStalledTransportIsNotPostedWhenTheLeaseIsOver) {
   world_.set_full(producer(), true);
   ask("x1");
