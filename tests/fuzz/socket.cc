@@ -51,7 +51,10 @@ Speaker::Speaker(File socket, std::string text) : socket_(std::move(socket)), te
 Speaker Speaker::connect(std::uint16_t port, std::string text) {
   File socket = open_socket();
   const sockaddr_in address = local_address(port);
-  const int result = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  int result = 0;
+  do {
+    result = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (result != 0 && errno == EINTR);  // libFuzzer's alarm clock
   KVPUSH_CHECK(result == 0, "who is fuzzed goes on accepting");
   return {std::move(socket), std::move(text)};
 }
