@@ -156,29 +156,25 @@ void UcxPeer::close(const Error& error) {
 }
 
 void UcxPeer::on_batch_request_end(void* request, ucs_status_t status, void* batch) {
-  ucp_request_free(request);
-  Batch& ended = *static_cast<Batch*>(batch);
-  --ended.peer->requests_;
-  ended.peer->request_ended(ended, status);
+  Batch& part_of = *static_cast<Batch*>(batch);
+  part_of.peer->ended(request);
+  part_of.peer->request_ended(part_of, status);
 }
 
 void UcxPeer::on_answer_sent(void* request, ucs_status_t /*status*/, void* answer) {
-  ucp_request_free(request);
   const Answer& sent = *static_cast<Answer*>(answer);
-  --sent.peer->requests_;
+  sent.peer->ended(request);
   sent.peer->answers_.erase(sent.self);
 }
 
 void UcxPeer::on_connected(void* request, ucs_status_t /*status*/, void* peer) {
-  ucp_request_free(request);
   auto& self = *static_cast<UcxPeer*>(peer);
-  --self.requests_;
+  self.ended(request);
   self.is_connecting_ = false;
 }
 
 void UcxPeer::on_hello_sent(void* request, ucs_status_t /*status*/, void* peer) {
-  ucp_request_free(request);
-  --static_cast<UcxPeer*>(peer)->requests_;
+  static_cast<UcxPeer*>(peer)->ended(request);
 }
 
 // UCX calls this from its progress, where the endpoint may not be closed yet.
@@ -232,8 +228,7 @@ Result<void> UcxPeer::open_endpoint(std::span<const std::byte> worker_address) {
   }
   // The flush of an endpoint that has sent nothing ends when it has connected.
   const ucp_request_param_t param = calls_back(&on_connected, this);
-  is_connecting_ = UCS_PTR_IS_PTR(ucp_ep_flush_nbx(endpoint_, &param));
-  if (is_connecting_) ++requests_;
+  is_connecting_ = is_running(ucp_ep_flush_nbx(endpoint_, &param));
 
   wires_ = wires_of(endpoint_);
   if (!std::ranges::all_of(wires_, close_fences)) {
@@ -260,9 +255,7 @@ void UcxPeer::send_hello() {
   hello_ = hello.take();
   const ucp_request_param_t param = sends_and_calls_back(&on_hello_sent, this);
   // If it cannot be sent, the endpoint has failed and says so by itself.
-  if (UCS_PTR_IS_PTR(ucp_am_send_nbx(endpoint_, kHelloMessage, nullptr, 0, hello_.data(), hello_.size(), &param))) {
-    ++requests_;
-  }
+  is_running(ucp_am_send_nbx(endpoint_, kHelloMessage, nullptr, 0, hello_.data(), hello_.size(), &param));
 }
 
 void UcxPeer::meet(std::span<const std::byte> hello) {
@@ -348,11 +341,7 @@ void UcxPeer::answer(const AnswerHeader& header) {
   // If it cannot be sent, the endpoint has failed and says so by itself.
   const ucs_status_ptr_t request =
       ucp_am_send_nbx(endpoint_, kAnswerMessage, &kept.header, sizeof kept.header, nullptr, 0, &param);
-  if (UCS_PTR_IS_PTR(request)) {
-    ++requests_;
-  } else {
-    answers_.erase(kept.self);
-  }
+  if (!is_running(request)) answers_.erase(kept.self);
 }
 
 void UcxPeer::answered(const AnswerHeader& header) {
@@ -363,9 +352,19 @@ void UcxPeer::answered(const AnswerHeader& header) {
   end_if_done(*batch);
 }
 
+bool UcxPeer::is_running(ucs_status_ptr_t request) {
+  if (!UCS_PTR_IS_PTR(request)) return false;
+  ++requests_;
+  return true;
+}
+
+void UcxPeer::ended(void* request) {
+  ucp_request_free(request);
+  --requests_;
+}
+
 void UcxPeer::took(Batch& batch, ucs_status_ptr_t request) {
-  if (UCS_PTR_IS_PTR(request)) {
-    ++requests_;
+  if (is_running(request)) {
     ++batch.requests;
   } else if (UCS_PTR_IS_ERR(request) && !batch.error) {
     batch.error = error_of(UCS_PTR_STATUS(request));

@@ -132,6 +132,9 @@ class UcxPeer {
   void store(const WriteHeader& header, std::span<const std::byte> bytes);
   void answer(const AnswerHeader& header);
   void answered(const AnswerHeader& header);
+  // Counts what UCX has not ended; its callback calls ended().
+  bool is_running(ucs_status_ptr_t request);
+  void ended(void* request);
   void took(Batch& batch, ucs_status_ptr_t request);
   void request_ended(Batch& batch, ucs_status_t status);
   void end_if_done(Batch& batch);

@@ -262,7 +262,7 @@ bool UcxTransport::wake_ready() {
   return period_ended;
 }
 
-// After a turn, so that those who came while this process did not run have been heard.
+// After a turn, which hears most of those who came while this process did not run.
 std::size_t UcxTransport::give_up_strangers(TransportEvents& events) {
   std::size_t given_up = 0;
   bool is_any_left = false;
