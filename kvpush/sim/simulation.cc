@@ -185,8 +185,12 @@ void Simulation::push(Instant at, Kind kind, std::uint32_t where, std::uint64_t 
 
 // About that long from now.
 void Simulation::push_soon(Duration latency, Kind kind, std::uint32_t where, std::uint64_t what) {
+  push_after(world_.now(), latency, kind, where, what);
+}
+
+void Simulation::push_after(Instant then, Duration latency, Kind kind, std::uint32_t where, std::uint64_t what) {
   const auto half = static_cast<std::uint64_t>(latency.count() / 2);
-  push(world_.now() + Duration{half + network_.below(2 * half + 1)}, kind, where, what);
+  push(then + Duration{half + network_.below(2 * half + 1)}, kind, where, what);
 }
 
 void Simulation::happen(const Event& event) {
@@ -232,7 +236,7 @@ bool Simulation::defer(const Event& event) {
   const Rank& one = rank(event.where);
   if (one.is_alive && !one.is_stopped) return false;
   if (one.is_alive) {
-    push_soon(goes_on_[event.where] - world_.now() + shape_.lateness, event.kind, event.where, event.what);
+    push_after(goes_on_[event.where], shape_.lateness, event.kind, event.where, event.what);
   }
   return true;
 }
@@ -255,11 +259,11 @@ void Simulation::arrive(const Event& event) {
   if (connection == nullptr || connection->end(to).arriving.empty()) return;
   const Rank& to_rank = *connection->end(to).rank;
   if (to_rank.is_stopped) {
-    return push_soon(goes_on_[to_rank.place] - world_.now() + shape_.latency, event.kind, event.where, event.what);
+    return push_after(goes_on_[to_rank.place], shape_.latency, event.kind, event.where, event.what);
   }
   if (const Instant until = apart_until(*connection); until > world_.now()) {
     connection->troubled = std::max(connection->troubled, until);
-    return push_soon(until - world_.now() + shape_.latency, event.kind, event.where, event.what);
+    return push_after(until, shape_.latency, event.kind, event.where, event.what);
   }
   world_.deliver(*connection, to);
 }
@@ -293,7 +297,7 @@ void Simulation::move_write(const Event& event) {
   }
   if (producer.is_stopped) {  // its bytes move on, but it does not hear of that
     world_.land(*write, network_.below(write->pieces.size() + 1));
-    return push_soon(goes_on_[producer.place] - world_.now() + shape_.latency, Kind::kWrite, 0, write->number);
+    return push_after(goes_on_[producer.place], shape_.latency, Kind::kWrite, 0, write->number);
   }
   if (write->is_cut || write->connection->is_fenced) return world_.fail(*write);
   if (write->pieces_left() > 1 && network_.below(4) == 0) {

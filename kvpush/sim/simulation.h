@@ -129,6 +129,7 @@ class Simulation : private Schedule {
   void add_engines();
   void push(Instant at, Kind kind, std::uint32_t where, std::uint64_t what = 0);
   void push_soon(Duration latency, Kind kind, std::uint32_t where, std::uint64_t what = 0);
+  void push_after(Instant then, Duration latency, Kind kind, std::uint32_t where, std::uint64_t what);
   bool run_events();
   void happen(const Event& event);
   bool defer(const Event& event);
