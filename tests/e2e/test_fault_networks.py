@@ -7,7 +7,20 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cluster import DRAIN_S, HOLD_S, OTHER, PROMPT, SHORT, SLACK_S, Cluster, prompt, troubles, ucx_pair, wait_for_writes
+from cluster import (
+    DRAIN_S,
+    HOLD_S,
+    OTHER,
+    PROMPT,
+    SESSION_S,
+    SHORT,
+    SLACK_S,
+    Cluster,
+    prompt,
+    troubles,
+    ucx_pair,
+    wait_for_writes,
+)
 from engine_process import text_of
 from http_process import wait_until
 from network import Network, NoNetwork
@@ -77,3 +90,17 @@ def test_data_that_is_cut_while_it_is_written_arrives_right_when_the_way_is_back
     pair.expect_right(*SHORT)
     pair.expect_rest(REPEAT_S + HOLD_S + SLACK_S)
     assert (troubles(pair.p), troubles(pair.d)) == ({}, {})
+
+
+# Shows B12.
+def test_engines_whose_data_never_finds_its_way_give_up_in_time_and_find_it_when_it_is_there(pair, network):
+    network.lose_data()
+    asked_at = time.monotonic()
+    legs = pair.legs(PROMPT)
+
+    assert legs.decode.finish().status == 500
+    assert time.monotonic() - asked_at < SESSION_S + SLACK_S
+    pair.expect_rest()
+
+    network.find_data()
+    pair.expect_right(PROMPT, OTHER)

@@ -4,6 +4,19 @@
 
 namespace kvpush {
 
+namespace {
+
+// The name by which ucp_config_modify knows UCX_TCP_CONN_NB: 1.13 to 1.16 warn of its prefix, 1.17 to 1.22 of its lack.
+const char* nonblocking_connect() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return major == 1 && minor < 17 ? "CONN_NB" : "TCP_CONN_NB";
+}
+
+}  // namespace
+
 Result<std::unique_ptr<UcxContext>> UcxContext::open(const char* transports) {
   ucp_config_t* config = nullptr;
   if (ucp_config_read(nullptr, nullptr, &config) != UCS_OK) {
@@ -13,9 +26,12 @@ Result<std::unique_ptr<UcxContext>> UcxContext::open(const char* transports) {
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   std::unique_ptr<UcxContext> self(new UcxContext);
-  const bool configured = ucp_config_modify(config, "TLS", transports) == UCS_OK;
+  // Where packets to a peer are dropped without an answer, a connect that blocks holds the agent for minutes.
+  const bool configured = ucp_config_modify(config, "TLS", transports) == UCS_OK &&
+                          ucp_config_modify(config, nonblocking_connect(), "y") == UCS_OK;
   const ucs_status_t opened = configured ? ucp_init(&params, config, &self->context_) : UCS_ERR_INVALID_PARAM;
   ucp_config_release(config);
+  if (!configured) return fail(ErrorCode::kUnavailable, "this version of UCX does not know a setting that is needed");
   if (opened != UCS_OK) return fail(ErrorCode::kUnavailable, "UCX finds no device for the transports allowed");
   return self;
 }
