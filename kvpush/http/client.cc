@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/connect.hpp>
@@ -119,6 +120,8 @@ class Call : public std::enable_shared_from_this<Call> {
   void resume();
   // Ends without a word to the sink.
   void drop();
+  // The same once the request is sent; false if it is.
+  bool drop_when_sent();
 
  private:
   std::string request_head() const;
@@ -131,6 +134,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void read_body();
   void on_body(error_code error);
   void on_written(error_code error);
+  bool is_answered() const { return parser_ && (parser_->got_some() || buffer_.size() > 0); }
   bool may_try_again(error_code error) const;
   void try_again();
   void lose(error_code error);
@@ -148,7 +152,8 @@ class Call : public std::enable_shared_from_this<Call> {
   asio::steady_timer timer_;
   const std::string request_head_;
   Clock::time_point started_at_ = Clock::now();
-  const char* late_ = "";  // what a time-out now means
+  std::optional<Clock::time_point> drop_by_;  // nobody waits for the answer, but the server shall hear of the request
+  const char* late_ = "";                     // what a time-out now means
   bool ended_ = false;
   bool reused_ = false;
   bool writing_ = false;
@@ -186,6 +191,14 @@ void Call::resume() {
 void Call::drop() {
   ended_ = true;
   close();
+}
+
+bool Call::drop_when_sent() {
+  if (ended_ || written_ || is_answered()) return false;
+  sink_ = {};
+  drop_by_ = Clock::now() + call_.connect_timeout;
+  limit(call_.connect_timeout, "was not sent in time");
+  return true;
 }
 
 std::string Call::request_head() const {
@@ -241,7 +254,9 @@ void Call::exchange() {
 void Call::on_written(error_code error) {
   writing_ = false;
   written_ = !error;
-  if (again_ && !ended_) try_again();
+  if (ended_) return;
+  if (again_) return try_again();
+  if (written_ && drop_by_) end(fail(ErrorCode::kAborted, "nobody waits for its answer"));
 }
 
 void Call::read_head() {
@@ -313,7 +328,7 @@ void Call::on_body(error_code error) {
 // A kept connection that the server closed before it answered anything: it may have been closing already when the
 // request was sent, which says nothing about the request.
 bool Call::may_try_again(error_code error) const {
-  if (!reused_ || parser_->got_some() || buffer_.size() > 0) return false;
+  if (!reused_ || is_answered()) return false;
   return error == http::error::end_of_stream || error == asio::error::eof || error == asio::error::connection_reset ||
          error == asio::error::broken_pipe;
 }
@@ -357,9 +372,8 @@ void Call::close() {
 void Call::limit(Duration duration, const char* what) {
   Clock::time_point deadline = Clock::now() + duration;
   late_ = what;
-  if (call_.total_timeout.has_value() && started_at_ + *call_.total_timeout < deadline) {
-    deadline = started_at_ + *call_.total_timeout;
-  }
+  if (call_.total_timeout) deadline = std::min(deadline, started_at_ + *call_.total_timeout);
+  if (drop_by_) deadline = std::min(deadline, *drop_by_);
   timer_.expires_at(deadline);
   timer_.async_wait([self = shared_from_this()](error_code error) {
     // An expired wait may be queued already when the timer is set anew or the call pauses.
@@ -468,6 +482,11 @@ void HttpClient::cancel(HttpCallId id) {
   const auto call = std::move(found->second);
   state_->calls.erase(found);
   call->drop();
+}
+
+void HttpClient::cancel_when_sent(HttpCallId id) {
+  const auto found = state_->calls.find(id);
+  if (found != state_->calls.end() && !found->second->drop_when_sent()) cancel(id);
 }
 
 void HttpClient::resume(HttpCallId id) {

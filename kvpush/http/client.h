@@ -66,8 +66,8 @@ struct HttpClientOptions {
 //      byte of the answer is replaced once by a new one.
 // Not here: TLS, redirects, retries of failed requests.
 // Owner: whoever owns the io_context; destroyed before it. Destroying cancels every call.
-// Thread: the thread that runs the io_context. No callback runs inside start(), collect(), cancel() or resume(); all
-//         four may be called from callbacks.
+// Thread: the thread that runs the io_context. No callback runs inside any of its functions; all of them may be called
+//         from callbacks.
 class HttpClient {
  public:
   explicit HttpClient(boost::asio::io_context& io, HttpClientOptions options = {});
@@ -82,6 +82,8 @@ class HttpClient {
   HttpCallId collect(HttpCall call, std::move_only_function<void(Result<HttpAnswer>)> done);
   // Closes the connection of this call; no callback of it runs afterwards. Calls that have ended are ignored.
   void cancel(HttpCallId id);
+  // The same for a call whose server must hear of it: closed when all of the request is sent, within connect_timeout.
+  void cancel_when_sent(HttpCallId id);
   // After HttpFlow::kPause.
   void resume(HttpCallId id);
 

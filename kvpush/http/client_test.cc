@@ -309,6 +309,73 @@ TEST_F(HttpClientTest, ClosesTheConnectionOfACancelledCall) {
   client_.cancel(id);
 }
 
+TEST_F(HttpClientTest, SendsTheRequestOfACallThatIsCancelledWhenSent) {
+  Seen seen;
+  HttpCall posted = call();
+  posted.method = "POST";
+  posted.body = std::string(16u << 20, 'x') + "end";
+
+  client_.cancel_when_sent(client_.start(std::move(posted), sink(seen)));
+
+  TestPeer peer = listener_.next();
+  peer.take_until(loop_, "end");
+  loop_.until("the client closes", [&] { return peer.closed(); });
+  EXPECT_EQ(client_.calls(), 0u);
+  EXPECT_FALSE(seen.end.has_value());
+}
+
+TEST_F(HttpClientTest, SendsTheRequestOfACancelledCallAgainIfAKeptConnectionCloses) {
+  std::optional<TestPeer> peer;
+  collect(client_, call(), [&] {
+    peer = asked();
+    peer->send(kAnswer);
+  });
+  Seen seen;
+  HttpCall posted = call();
+  posted.method = "POST";
+  posted.body = std::string(16u << 20, 'x') + "end";
+  const HttpCallId id = client_.start(std::move(posted), sink(seen));
+  peer->take_until(loop_, "POST / HTTP/1.1\r\n");
+
+  client_.cancel_when_sent(id);
+  peer->close();
+
+  TestPeer second = listener_.next();
+  EXPECT_EQ(second.take_until(loop_, "\r\n\r\n").substr(0, 4), "POST");
+  EXPECT_EQ(second.take_until(loop_, "end").size(), (16u << 20) + 3);
+  loop_.until("the client closes", [&] { return second.closed(); });
+  EXPECT_EQ(client_.calls(), 0u);
+}
+
+TEST_F(HttpClientTest, ClosesACallThatIsCancelledWhenSentAtOnceIfItIsSent) {
+  Seen seen;
+  const HttpCallId id = client_.start(call(), sink(seen));
+  TestPeer peer = asked();
+  loop_.settle();
+
+  client_.cancel_when_sent(id);
+
+  EXPECT_EQ(client_.calls(), 0u);
+  loop_.until("the client closes", [&] { return peer.closed(); });
+  EXPECT_FALSE(seen.end.has_value());
+}
+
+TEST_F(HttpClientTest, GivesACancelledCallUpThatCannotBeSent) {
+  Seen seen;
+  HttpCall posted = call();
+  posted.method = "POST";
+  posted.body = std::string(16u << 20, 'x');
+  posted.connect_timeout = milliseconds(20);
+  const HttpCallId id = client_.start(std::move(posted), sink(seen));
+  TestPeer peer = asked();  // which reads no more of it
+
+  client_.cancel_when_sent(id);
+
+  EXPECT_EQ(client_.calls(), 1u);
+  loop_.until("the call is given up", [&] { return client_.calls() == 0; });
+  EXPECT_FALSE(seen.end.has_value());
+}
+
 TEST_F(HttpClientTest, CanBeCancelledByItsSink) {
   HttpCallId id;
   Seen seen;

@@ -159,15 +159,16 @@ void Exchange::finish_answer() {
 
 void Exchange::on_client_gone() {
   cancel(Role::kPrefill);
-  cancel(Role::kDecode);
+  // Prefill may have finished, and keeps its KV until decode says that it does not want it.
+  cancel(Role::kDecode, &HttpClient::cancel_when_sent);
   responder_.reset();
   end_answer(RequestOutcome::kClientGone);
   end_if_idle();
 }
 
-void Exchange::cancel(Role role) {
+void Exchange::cancel(Role role, void (HttpClient::*how)(HttpCallId)) {
   if (!std::exchange(leg(role).running, false)) return;
-  client_.cancel(leg(role).call);
+  (client_.*how)(leg(role).call);
   if (events_.on_leg_end) events_.on_leg_end(role, LegOutcome::kCancelled);
 }
 

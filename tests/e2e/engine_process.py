@@ -18,6 +18,8 @@ def engine_binary() -> str:
 class EngineProcess(HttpProcess):
     """A running engine. Its answers are texts with one word for each token."""
 
+    _says = ("directory", "listening")
+
     def __init__(
         self,
         role: str = "both",
@@ -31,29 +33,20 @@ class EngineProcess(HttpProcess):
         name = () if "--engine-id" in more else ("--engine-id", role)
         self._flags = ("--role", role, *name, *transport, *more)
         super().__init__(*self._command(port, directory_port), network=network)
-        self._read_ports()
         self.blocks = self.metric("kvpush_engine_free_blocks")
 
     def restart(self) -> None:
         """Killed, and a new process with the same flags at the same addresses. The log goes on."""
-        self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._end()
         self._start(*self._command(self.port, self.directory_port))
-        self._read_ports()
 
     def _command(self, port: int, directory_port: int) -> tuple[str, ...]:
         places = ("--listen", f"127.0.0.1:{port}", "--directory", f"127.0.0.1:{directory_port}")
         return (engine_binary(), *places, *self._flags)
 
-    def _read_ports(self) -> None:
-        self.directory_port, self.port = (self._port(what) for what in ("directory", "listening"))
-
-    def _port(self, what: str) -> int:
-        line = self._line()
-        match = re.fullmatch(rf"{what} on http://127\.0\.0\.1:(\d+)", line)
-        assert match, f"the engine said {line!r}"
-        return int(match[1])
+    @property
+    def directory_port(self) -> int:
+        return self._ports["directory"]
 
     @property
     def address(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -52,9 +53,10 @@ class ProgramEnded(Exception):
 
 
 class HttpProcess:
-    """A running program; a context manager that leaves no process behind. Subclasses read what it says at the start."""
+    """A running program; a context manager that leaves no process behind."""
 
-    port: int
+    # What it says of a port each, in this order, when it has started.
+    _says: tuple[str, ...] = ("listening",)
 
     def __init__(self, *command: str, network: Network | None = None) -> None:
         self._network = network  # the one that it runs on, if not the test's own
@@ -66,6 +68,15 @@ class HttpProcess:
         way = [] if self._network is None else self._network.prefix()
         self.process = subprocess.Popen([*way, *command], stdout=subprocess.PIPE, stderr=self._log)
         self._said = b""
+        try:
+            self._ports = {what: self._read_port(what) for what in self._says}
+        except BaseException:  # before anybody could have entered it
+            self._end()
+            raise
+
+    @property
+    def port(self) -> int:
+        return self._ports["listening"]
 
     def __enter__(self) -> Self:
         return self
@@ -73,12 +84,14 @@ class HttpProcess:
     def __exit__(self, *_: object) -> None:
         for sent in self._sent:
             sent.go_away()
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._end()
         sys.stderr.write(self.log())  # which pytest shows if the test fails
         self._log.close()
+
+    def _end(self) -> None:
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def log(self) -> str:
         """What it has written to stderr so far."""
@@ -89,12 +102,17 @@ class HttpProcess:
         """The lines of the log that have all of these in them."""
         return [line for line in self.log().splitlines() if all(part in line for part in parts)]
 
+    def _read_port(self, what: str) -> int:
+        line = self._line()
+        match = re.fullmatch(rf"{what} on http://127\.0\.0\.1:(\d+)", line)
+        assert match, f"the program said {line!r}"
+        return int(match[1])
+
     def _line(self) -> str:
         """The next line that the program says, without its end."""
         assert self.process.stdout is not None
         while b"\n" not in self._said:
             if not select.select([self.process.stdout], [], [], WAIT_SECONDS)[0]:
-                self.process.kill()
                 raise TimeoutError("the program did not say where it listens")
             more = os.read(self.process.stdout.fileno(), 4096)
             if not more:

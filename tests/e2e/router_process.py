@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from http_process import HttpProcess, binary
 from network import Network
 
@@ -21,7 +19,3 @@ class RouterProcess(HttpProcess):
         flags = [flag for server in prefill for flag in ("--prefill", server)]
         flags += [flag for server in decode for flag in ("--decode", server)]
         super().__init__(router_binary(), "--listen", "127.0.0.1:0", *flags, *more, network=network)
-        line = self._line()
-        match = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)", line)
-        assert match, f"the router said {line!r}"
-        self.port = int(match[1])

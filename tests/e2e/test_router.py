@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 
@@ -374,6 +375,30 @@ def test_a_client_that_goes_away_before_the_answer_cancels_both(router, prefill,
     d_leg.wait_until_cancelled()
     wait_for_metric(router, 1, "kvpush_router_requests_total", endpoint="completions", outcome="client_gone")
     wait_for_metric(router, 0, "kvpush_router_requests_in_flight")
+
+
+# Shows E6.
+def test_decode_hears_of_a_request_whose_client_went_away_before_decode_could_be_reached(prefill):
+    # Else prefill would keep what it has computed for hold_timeout: only decode can say that it does not want it.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as decode:
+        address = decode.getsockname()
+        with (
+            socket.create_connection(address),  # all that the kernel takes before it is accepted
+            RouterProcess([f"{prefill.address}={DIRECTORY}"], ["{}:{}".format(*address)]) as router,
+        ):
+            sent = router.post("/v1/completions", COMPLETION)
+            p_leg = prefill.next()
+
+            sent.go_away()
+
+            p_leg.wait_until_cancelled()
+            decode.settimeout(WAIT_SECONDS)
+            decode.accept()[0].close()
+            d_leg = decode.accept()[0]
+            d_leg.settimeout(WAIT_SECONDS)
+            told = b"".join(iter(lambda: d_leg.recv(4096), b""))  # and is closed
+            d_leg.close()
+    assert p_leg.transfer["transfer_id"].encode() in told
 
 
 # Shows E6.
