@@ -64,12 +64,14 @@ def wait_for_writing(d: EngineProcess, answer: Sent) -> None:
     )
 
 
-def legs_stuck_at_decode(pair: Cluster) -> Legs:
-    """Over UCX: decode stands still, and prefill writes to it.
-
-    UCX 1.13 ends a process whose peer goes while they still connect (docs/transports.md), so that they have met before.
-    """
+def let_meet(pair: Cluster) -> None:
+    """UCX 1.13 ends a process whose peer goes while the two still connect (docs/transports.md)."""
     pair.expect_right(OTHER)
+
+
+def legs_stuck_at_decode(pair: Cluster) -> Legs:
+    """Over UCX: decode stands still, and prefill writes to it."""
+    let_meet(pair)
     pair.p.debug("delay", milliseconds=300).finish()
     legs = pair.legs(PROMPT)
     wait_for_registrations(pair.p, 2)
@@ -253,9 +255,10 @@ def test_blocks_that_stopped_prefill_may_write_to_are_withheld_until_it_goes_on(
 # Shows B2, F1.
 def test_prefill_that_stands_still_is_fenced_where_the_transport_can():
     with ucx_pair() as pair:
+        let_meet(pair)
         pair.p.debug("delay", milliseconds=LONGER_MS).finish()
         answer = pair.complete(PROMPT)
-        wait_for_registrations(pair.p)
+        wait_for_registrations(pair.p, 2)
         pair.p.stop()
         stopped_at = time.monotonic()
 

@@ -1,23 +1,43 @@
 #include "kvpush/transport/ucx/worker.h"
 
+#include <fmt/format.h>
+
 #include "kvpush/base/check.h"
+#include "kvpush/base/log.h"
 
 namespace kvpush {
 
 namespace {
 
-// The name by which ucp_config_modify knows UCX_TCP_CONN_NB: 1.13 to 1.16 warn of its prefix, 1.17 to 1.22 of its lack.
-const char* nonblocking_connect() {
+struct Version {
   unsigned major = 0;
   unsigned minor = 0;
   unsigned release = 0;
-  ucp_get_version(&major, &minor, &release);
-  return major == 1 && minor < 17 ? "CONN_NB" : "TCP_CONN_NB";
+  auto operator<=>(const Version&) const = default;
+};
+
+// The oldest that lives on when a peer goes while the two connect: docs/transports.md, "Faults of UCX 1.13".
+constexpr Version kSound{1, 15, 0};
+
+Version version() {
+  Version version;
+  ucp_get_version(&version.major, &version.minor, &version.release);
+  return version;
+}
+
+// The name by which ucp_config_modify knows UCX_TCP_CONN_NB: 1.13 to 1.16 warn of its prefix, 1.17 to 1.22 of its lack.
+const char* nonblocking_connect() {
+  return version() < Version{1, 17, 0} ? "CONN_NB" : "TCP_CONN_NB";
 }
 
 }  // namespace
 
 Result<std::unique_ptr<UcxContext>> UcxContext::open(const char* transports) {
+  if (version() < kSound) {
+    log(LogLevel::kWarning,
+        fmt::format("UCX {} can end this process when a peer goes while the two connect: take {}.{} or newer",
+                    ucp_get_version_string(), kSound.major, kSound.minor));
+  }
   ucp_config_t* config = nullptr;
   if (ucp_config_read(nullptr, nullptr, &config) != UCS_OK) {
     return fail(ErrorCode::kUnavailable, "UCX cannot read its configuration");
