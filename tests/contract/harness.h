@@ -38,13 +38,13 @@ inline bool consists_of(std::span<const std::byte> bytes, std::byte value) {
 
 // A transport with its memory and everything it has reported.
 struct Node {
+  std::vector<std::byte> memory;  // outlives the transport, which may still write to it
   std::unique_ptr<Transport> transport;
-  std::vector<std::byte> memory;
   RegionId region{};
   TransportEvents seen;
 
   Node(std::unique_ptr<Transport> opened, std::size_t size_bytes, std::byte fill)
-      : transport(std::move(opened)), memory(size_bytes, fill) {
+      : memory(size_bytes, fill), transport(std::move(opened)) {
     const auto registered = transport->register_region(memory);
     EXPECT_TRUE(registered);
     region = registered.value_or(RegionId{});

@@ -19,7 +19,7 @@ namespace {
 // Thread: value type.
 class Peer {
  public:
-  explicit Peer(std::unique_ptr<Transport> transport) : transport_(std::move(transport)), memory_(kPeerMemoryBytes) {
+  explicit Peer(std::unique_ptr<Transport> transport) : memory_(kPeerMemoryBytes), transport_(std::move(transport)) {
     if (!transport_->register_region(memory_)) std::exit(1);
     std::cout << hex_of(transport_->address()) << ' ' << reinterpret_cast<std::uint64_t>(memory_.data()) << std::endl;
   }
@@ -62,8 +62,8 @@ class Peer {
     static_cast<void>(transport_->write(peer_, {&whole, 1}, WriteToken{round_}));
   }
 
+  std::vector<std::byte> memory_;  // outlives the transport, which may still write to it
   std::unique_ptr<Transport> transport_;
-  std::vector<std::byte> memory_;
   TransportEvents events_;
   PeerId peer_{};
   std::uint64_t remote_ = 0;
