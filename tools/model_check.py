@@ -134,7 +134,7 @@ def search(case: Case, long: bool) -> Verdict:
     if not verdict.complaint:
         shutil.rmtree(folder)
     elif (folder / "protocol.pml.trail").exists():
-        replay = ["spin", "-t", "-p", "-l", *case.defines, str(MODEL)]
+        replay = ["spin", "-k", "protocol.pml.trail", "-p", "-l", *case.defines, str(MODEL)]
         verdict.complaint += f"; its steps: (cd {folder.relative_to(ROOT)} && {' '.join(replay)})"
     return verdict
 

@@ -26,7 +26,7 @@
 #define BATCHES 2                 // of a registration; each writes one cell of memory
 #define SESSIONS_OF_REQUEST_MAX 2  // kSessionsOfRequestMax: with it, two troubles show what the last loss does
 #define INCARNATIONS 3            // of either process
-#define UNREAD 8                  // messages in one direction of a connection: asserted to be enough
+#define UNREAD 10                 // messages in one direction of a connection: asserted to be enough
 
 #define NONE 255
 #define GARBAGE 0                 // what an engine leaves in a block; the KV of transfer x is x + 1

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "kvpush/base/log_limit.h"
+
 namespace kvpush {
 namespace {
 
@@ -15,6 +17,17 @@ TEST(Log, WritesOneLineWhateverThePeerSaid) {
   const std::string line = testing::internal::GetCapturedStderr();
   EXPECT_EQ(line.find('\n'), line.size() - 1);
   EXPECT_NE(line.find("x\\x0a2026-01-01 error kvpush: forged\\x0d\\x1b[2J\\x7f\xc3\xa9\""), std::string::npos) << line;
+}
+
+TEST(LogLimit, LetsSomeLinesThroughInEachPeriod) {
+  LogLimit limit;
+  const Instant begin{std::chrono::hours(1)};
+
+  for (int i = 0; i < LogLimit::kLinesMax; ++i) EXPECT_TRUE(limit.take(begin + i * std::chrono::milliseconds(1)));
+
+  EXPECT_FALSE(limit.take(begin + std::chrono::seconds(1)));
+  EXPECT_FALSE(limit.take(begin + LogLimit::kPeriod - Duration{1}));
+  EXPECT_TRUE(limit.take(begin + LogLimit::kPeriod));
 }
 
 }  // namespace

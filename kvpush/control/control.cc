@@ -27,8 +27,10 @@
 #include <fmt/format.h>
 
 #include "kvpush/base/check.h"
+#include "kvpush/base/clock.h"
 #include "kvpush/base/limits.h"
 #include "kvpush/base/log.h"
+#include "kvpush/base/log_limit.h"
 #include "kvpush/control/authentication.h"
 #include "kvpush/control/secret.h"
 #include "kvpush/wire/codec.h"
@@ -145,6 +147,8 @@ struct ConnectionEvents {
   std::function<void(Message)> received;
   std::function<void()> connected;  // and proven, if there is a secret
   std::function<void()> forged;     // a frame was; `ended` follows
+  // What the peer sent is no message; `ended` follows.
+  std::function<void(const tcp::endpoint& peer, const Error&)> garbled;
   std::function<void(Error)> ended;
 };
 
@@ -441,12 +445,9 @@ void Connection::write_out() {
   socket_.shutdown(tcp::socket::shutdown_both, error);
 }
 
-// Who sends such things may be nobody that the protocol knows, so the log names the address.
 void Connection::refuse(Error error) {
   error_code gone;
-  const tcp::endpoint peer = socket_.remote_endpoint(gone);
-  log(LogLevel::kWarning, fmt::format("control: the connection to {} port {} is closed: {}", peer.address().to_string(),
-                                      peer.port(), error.what));
+  events_.garbled(socket_.remote_endpoint(gone), error);
   end(error);
 }
 
@@ -495,6 +496,7 @@ class ControlPlane final : public Control {
   std::shared_ptr<Connection> add(Side side, tcp::socket socket);
   void on_connected(ConnectionId connection);
   void on_ended(ConnectionId connection, const Error& error);
+  void on_garbled(const tcp::endpoint& peer, const Error& error);
   void log_once(const std::string& host, const Error& error);
   void remove(ConnectionId connection);
 
@@ -515,6 +517,7 @@ class ControlPlane final : public Control {
   ConnectionId id_next_{1};
   ControlCounters counters_;
   std::set<std::string> logged_;  // hosts without proof; at most kSessionsMax
+  LogLimit garbled_logged_;
 };
 
 Result<void> ControlPlane::listen(const ControlOptions& options) {
@@ -571,6 +574,7 @@ std::shared_ptr<Connection> ControlPlane::add(Side side, tcp::socket socket) {
       .received = [this, id](Message message) { events_.received(id, std::move(message)); },
       .connected = [this, id] { on_connected(id); },
       .forged = [this] { ++counters_.frames_forged; },
+      .garbled = [this](const tcp::endpoint& peer, const Error& error) { on_garbled(peer, error); },
       .ended = [this, id](const Error& error) { on_ended(id, error); },
   };
   error_code unconnected;
@@ -603,6 +607,13 @@ void ControlPlane::on_ended(ConnectionId connection, const Error& error) {
     return events_.closed(connection, error);
   }
   events_.refused(connection, error);
+}
+
+// Who sends such things may be nobody that the protocol knows, so the log names the address.
+void ControlPlane::on_garbled(const tcp::endpoint& peer, const Error& error) {
+  if (!garbled_logged_.take(read_clock())) return;
+  log(LogLevel::kWarning, fmt::format("control: the connection to {} port {} is closed: {}", peer.address().to_string(),
+                                      peer.port(), error.what));
 }
 
 void ControlPlane::log_once(const std::string& host, const Error& error) {

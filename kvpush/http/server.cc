@@ -18,7 +18,9 @@
 #include <utility>
 
 #include "kvpush/base/check.h"
+#include "kvpush/base/clock.h"
 #include "kvpush/base/log.h"
+#include "kvpush/base/log_limit.h"
 
 namespace kvpush {
 namespace asio = boost::asio;
@@ -36,9 +38,6 @@ constexpr Duration kLingerMax = std::chrono::seconds(2);
 constexpr std::size_t kLingerBytesMax = 32u << 20;
 // Pause after a failed accept (no file descriptors left).
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
-// Lines about bad requests in a period: a scan of all ports must not fill the log.
-constexpr int kNotesMax = 20;
-constexpr Duration kNotesPeriod = std::chrono::seconds(10);
 
 std::string reason(int status) {
   return std::string(http::obsolete_reason(static_cast<http::status>(static_cast<unsigned>(status))));
@@ -58,8 +57,6 @@ struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
   Result<void> listen();
   void accept();
   void close();
-  // Whether a bad request may still be logged; the counter has all of them.
-  bool may_note();
 
   asio::io_context& io;
   const HttpServerOptions options;
@@ -71,8 +68,7 @@ struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
   bool accepting = false;                 // an accept or its pause is running
   bool accept_failed = false;             // and was logged
   bool draining = false;
-  std::chrono::steady_clock::time_point notes_since;  // when a period of them began
-  int notes = 0;                                      // of bad requests, logged in this period
+  LogLimit bad_requests_logged;
 };
 
 // One client's connection.
@@ -283,15 +279,6 @@ void HttpServer::State::accept() {
   });
 }
 
-bool HttpServer::State::may_note() {
-  const auto now = std::chrono::steady_clock::now();
-  if (now - notes_since >= kNotesPeriod) {
-    notes_since = now;
-    notes = 0;
-  }
-  return notes++ < kNotesMax;
-}
-
 void HttpServer::State::close() {
   draining = true;
   error_code ignored;
@@ -433,7 +420,7 @@ void HttpConnection::refuse(error_code error) {
 // Who sends such things may be nobody that anything else names, so the log names the address, unless it is flooded.
 void HttpConnection::note_bad_request(std::string_view what) {
   if (server_->options.bad_requests != nullptr) server_->options.bad_requests->add();
-  if (!server_->may_note()) return;
+  if (!server_->bad_requests_logged.take(read_clock())) return;
   error_code gone;
   const tcp::endpoint peer = socket_.remote_endpoint(gone);
   log(LogLevel::kWarning,
