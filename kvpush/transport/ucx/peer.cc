@@ -146,7 +146,7 @@ void UcxPeer::close(const Error& error) {
   const bool was_lost = failure_.has_value();
   if (!was_lost) failure_ = error;  // from here on nothing is stored
   if (endpoint_ != nullptr) {
-    if (!was_lost) let_connect();
+    if (!was_lost && !outlives_connecting_peers()) let_connect();
     close_endpoint();
   }
   for (const ucp_rkey_h key : std::exchange(keys_, {})) ucp_rkey_destroy(key);
@@ -383,7 +383,7 @@ void UcxPeer::end_if_done(Batch& batch) {
   batches_.erase(batch.self);
 }
 
-// UCX 1.13 over TCP ends the process of a peer (an assertion of its own) when we close while the two still connect.
+// Else UCX over TCP ends the process of a peer (an assertion of its own) when we close while the two still connect.
 void UcxPeer::let_connect() {
   for (int waits = 0; is_connecting_ && waits < kConnectingWaits; ++waits) {
     while (ucp_worker_progress(worker_->get()) != 0) {

@@ -16,7 +16,7 @@ struct Version {
   auto operator<=>(const Version&) const = default;
 };
 
-// The oldest that lives on when a peer goes while the two connect: docs/transports.md, "Faults of UCX 1.13".
+// Of those that were tried: docs/transports.md, "Faults of UCX 1.13".
 constexpr Version kSound{1, 15, 0};
 
 Version version() {
@@ -32,8 +32,12 @@ const char* nonblocking_connect() {
 
 }  // namespace
 
+bool outlives_connecting_peers() {
+  return version() >= kSound;
+}
+
 Result<std::unique_ptr<UcxContext>> UcxContext::open(const char* transports) {
-  if (version() < kSound) {
+  if (!outlives_connecting_peers()) {
     log(LogLevel::kWarning,
         fmt::format("UCX {} can end this process when a peer goes while the two connect: take {}.{} or newer",
                     ucp_get_version_string(), kSound.major, kSound.minor));

@@ -11,6 +11,9 @@
 
 namespace kvpush {
 
+// Whether UCX lives on when a peer goes while the two connect: 1.15 or newer.
+bool outlives_connecting_peers();
+
 // UCX in this process, with the wires that it may use.
 //
 // Job: owns the context.
