@@ -159,16 +159,20 @@ void Exchange::finish_answer() {
 
 void Exchange::on_client_gone() {
   cancel(Role::kPrefill);
-  // Prefill may have finished, and keeps its KV until decode says that it does not want it.
-  cancel(Role::kDecode, &HttpClient::cancel_when_sent);
+  cancel(Role::kDecode);
   responder_.reset();
   end_answer(RequestOutcome::kClientGone);
   end_if_idle();
 }
 
-void Exchange::cancel(Role role, void (HttpClient::*how)(HttpCallId)) {
+void Exchange::cancel(Role role) {
   if (!std::exchange(leg(role).running, false)) return;
-  (client_.*how)(leg(role).call);
+  if (role == Role::kPrefill) {
+    client_.cancel(prefill_.call);
+  } else {
+    // Prefill may have finished, and keeps its KV until decode says that it does not want it.
+    client_.cancel_when_sent(decode_.call);
+  }
   if (events_.on_leg_end) events_.on_leg_end(role, LegOutcome::kCancelled);
 }
 

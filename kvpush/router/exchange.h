@@ -86,7 +86,7 @@ class Exchange {
   HttpReply failure_reply(Role role, const Result<void>& result) const;
   void finish_answer();
   void on_client_gone();
-  void cancel(Role role, void (HttpClient::*how)(HttpCallId) = &HttpClient::cancel);
+  void cancel(Role role);
   void end_answer(RequestOutcome outcome);
   void end_if_idle();
   Leg& leg(Role role) { return role == Role::kPrefill ? prefill_ : decode_; }
