@@ -53,7 +53,6 @@ function(kvpush_test name)
   target_link_libraries(${name} PRIVATE kvpush_flags ${ARG_DEPS} GTest::gtest_main GTest::gmock)
   target_compile_options(${name} PRIVATE -O0)  # they are compiled more often than they run
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 120)
 endfunction()
 
 # kvpush_bench(NAME SOURCES ... DEPS ...): one Google Benchmark program, not run by the tests.
