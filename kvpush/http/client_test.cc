@@ -17,6 +17,9 @@ using testing::StartsWith;
 
 constexpr const char* kAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nX-A: 1\r\n\r\nbody";
 
+constexpr std::size_t kLargeBytes = 16u << 20;
+constexpr std::string_view kLargeEnd = "end";
+
 // A client, and a server whose every byte the test decides.
 class HttpClientTest : public testing::Test {
  protected:
@@ -29,6 +32,13 @@ class HttpClientTest : public testing::Test {
   };
 
   HttpCall call(std::string target = "/") { return {.address = {"127.0.0.1", listener_.port()}, .target = target}; }
+  // More than the socket buffers hold: its write still runs when something else happens.
+  HttpCall large_call() {
+    HttpCall large = call();
+    large.method = "POST";
+    large.body = std::string(kLargeBytes - kLargeEnd.size(), 'x').append(kLargeEnd);
+    return large;
+  }
   // The next connection, whose request has arrived: a peer that closed with bytes unread would reset it.
   TestPeer asked() {
     TestPeer peer = listener_.next();
@@ -135,17 +145,13 @@ TEST_F(HttpClientTest, ReplacesAKeptConnectionThatClosesInsteadOfAnswering) {
     peer = asked();
     peer->send(kAnswer);
   });
-  HttpCall posted = call();
-  posted.method = "POST";
-  // More than the socket buffers hold: the write still runs when the connection is replaced.
-  posted.body = std::string(16u << 20, 'x') + "end";
 
-  const auto answer = collect(client_, std::move(posted), [&] {
+  const auto answer = collect(client_, large_call(), [&] {
     peer->take_until(loop_, "POST / HTTP/1.1\r\n");
     peer->close();
     TestPeer second = listener_.next();
     EXPECT_THAT(second.take_until(loop_, "\r\n\r\n"), StartsWith("POST / HTTP/1.1\r\n"));
-    EXPECT_EQ(second.take_until(loop_, "end").size(), (16u << 20) + 3);
+    EXPECT_EQ(second.take_until(loop_, kLargeEnd).size(), kLargeBytes);
     second.send(kAnswer);
   });
 
@@ -311,14 +317,11 @@ TEST_F(HttpClientTest, ClosesTheConnectionOfACancelledCall) {
 
 TEST_F(HttpClientTest, SendsTheRequestOfACallThatIsCancelledWhenSent) {
   Seen seen;
-  HttpCall posted = call();
-  posted.method = "POST";
-  posted.body = std::string(16u << 20, 'x') + "end";
 
-  client_.cancel_when_sent(client_.start(std::move(posted), sink(seen)));
+  client_.cancel_when_sent(client_.start(large_call(), sink(seen)));
 
   TestPeer peer = listener_.next();
-  peer.take_until(loop_, "end");
+  peer.take_until(loop_, kLargeEnd);
   loop_.until("the client closes", [&] { return peer.closed(); });
   EXPECT_EQ(client_.calls(), 0u);
   EXPECT_FALSE(seen.end.has_value());
@@ -331,10 +334,7 @@ TEST_F(HttpClientTest, SendsTheRequestOfACancelledCallAgainIfAKeptConnectionClos
     peer->send(kAnswer);
   });
   Seen seen;
-  HttpCall posted = call();
-  posted.method = "POST";
-  posted.body = std::string(16u << 20, 'x') + "end";
-  const HttpCallId id = client_.start(std::move(posted), sink(seen));
+  const HttpCallId id = client_.start(large_call(), sink(seen));
   peer->take_until(loop_, "POST / HTTP/1.1\r\n");
 
   client_.cancel_when_sent(id);
@@ -342,7 +342,7 @@ TEST_F(HttpClientTest, SendsTheRequestOfACancelledCallAgainIfAKeptConnectionClos
 
   TestPeer second = listener_.next();
   EXPECT_EQ(second.take_until(loop_, "\r\n\r\n").substr(0, 4), "POST");
-  EXPECT_EQ(second.take_until(loop_, "end").size(), (16u << 20) + 3);
+  EXPECT_EQ(second.take_until(loop_, kLargeEnd).size(), kLargeBytes);
   loop_.until("the client closes", [&] { return second.closed(); });
   EXPECT_EQ(client_.calls(), 0u);
 }
@@ -362,9 +362,7 @@ TEST_F(HttpClientTest, ClosesACallThatIsCancelledWhenSentAtOnceIfItIsSent) {
 
 TEST_F(HttpClientTest, GivesACancelledCallUpThatCannotBeSent) {
   Seen seen;
-  HttpCall posted = call();
-  posted.method = "POST";
-  posted.body = std::string(16u << 20, 'x');
+  HttpCall posted = large_call();
   posted.connect_timeout = milliseconds(20);
   const HttpCallId id = client_.start(std::move(posted), sink(seen));
   TestPeer peer = asked();  // which reads no more of it
