@@ -15,8 +15,8 @@ serve: ## the same servers and router, kept running until Ctrl-C
 test: ## install what is needed, build with both compilers, run every test
 	@tools/check
 
-check-fast: ## house rules, format and the C++ unit tests: before each commit
-	@tools/check house format ruff release
+check-fast: ## house rules, format, the C++ unit tests and the Python package: before each commit
+	@tools/check house format ruff release package
 
 bench: ## measure planning, posting, transports and an idle agent
 	@tools/bench.py

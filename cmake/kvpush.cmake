@@ -43,14 +43,15 @@ function(kvpush_library name)
   target_link_libraries(${name} PUBLIC kvpush_flags ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
 endfunction()
 
-# kvpush_test(NAME SOURCES ... DEPS ...): one GoogleTest program, run from the source folder.
+# kvpush_test(NAME SOURCES ... DEPS ... LINK_OPTIONS ...): one GoogleTest program, run from the source folder.
 function(kvpush_test name)
   if(NOT KVPUSH_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LINK_OPTIONS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE kvpush_flags ${ARG_DEPS} GTest::gtest_main GTest::gmock)
+  target_link_options(${name} PRIVATE ${ARG_LINK_OPTIONS})
   target_compile_options(${name} PRIVATE -O0)  # they are compiled more often than they run
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
 endfunction()
