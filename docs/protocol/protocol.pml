@@ -147,7 +147,7 @@ bool ending[TRANSFERS];
 bool closed[TRANSFERS];
 bool delivered[TRANSFERS];
 byte bound_to[TRANSFERS] = NONE;  // incarnation of the consumer
-bool unbound[TRANSFERS];
+bool rank_left[TRANSFERS];         // its last registration ended undelivered
 
 // Within one step.
 hidden byte i;
@@ -547,14 +547,16 @@ inline keep(q, message, code) {
   (is_of_transfer(0, y) || is_of_transfer(1, y) || is_of_transfer(2, y) || is_of_transfer(3, y))
 
 
+#define is_free(y) (rank_left[y] && !has_registrations(y))
+
 inline settle_transfer(y) {
   if
   :: has_registrations(y)
   :: else ->
      if
      :: source == y && (ending[y] || delivered[y]) ->  // SendEnded: the engine has its blocks again
-        source = NONE; closed[y] = true; ending[y] = false; delivered[y] = false; bound_to[y] = NONE; unbound[y] = false
-     :: source != y -> bound_to[y] = NONE; unbound[y] = false
+        source = NONE; closed[y] = true; ending[y] = false; delivered[y] = false; bound_to[y] = NONE; rank_left[y] = false
+     :: source != y -> bound_to[y] = NONE; rank_left[y] = false
      :: else
      fi
   fi
@@ -572,12 +574,8 @@ inline end_registration(q, is_delivered) {
   p_failure[q] = 0;
   failure_told[q] = false;
   if
-  :: is_delivered -> delivered[wants[q]] = true
-  :: else ->
-     if
-     :: !has_registrations(wants[q]) -> unbound[wants[q]] = true
-     :: else
-     fi
+  :: is_delivered -> delivered[wants[q]] = true; rank_left[wants[q]] = false
+  :: else -> rank_left[wants[q]] = true
   fi;
   settle_transfer(wants[q]);
   forget(q)
@@ -722,7 +720,7 @@ inline on_register(n, q, y) {
   made_in[q] = n;
   wants[q] = y;
   if
-  :: closed[y] || ending[y] || (bound_to[y] != NONE && bound_to[y] != c_incarnation_of[n] && !unbound[y]) ->
+  :: closed[y] || ending[y] || (bound_to[y] != NONE && bound_to[y] != c_incarnation_of[n] && !is_free(y)) ->
      keep(q, Failed, ErrorCode_kAborted);
      answer(q, Failed, ErrorCode_kAborted);
      forget(q)
@@ -732,7 +730,7 @@ inline on_register(n, q, y) {
      :: else
      fi;
      bound_to[y] = c_incarnation_of[n];
-     unbound[y] = false;
+     rank_left[y] = false;
      registration[q] = Registration_kWaiting;
      if
      :: source == y -> start(q)
@@ -1012,7 +1010,7 @@ inline kill_producer() {
     closed[i] = false;
     delivered[i] = false;
     bound_to[i] = NONE;
-    unbound[i] = false
+    rank_left[i] = false
   }
   for (i : 0 .. REGISTRATIONS * BATCHES - 1) {
     if

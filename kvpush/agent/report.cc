@@ -184,6 +184,7 @@ std::string Report::metrics(const Producer& producer, const Consumer& consumer, 
   follow("kvpush_sessions_lost_total", "Ready sessions that ended.", got.sessions_lost, as_consumer);
   follow("kvpush_sessions_silent_total", "Sessions lost to silence.", sent.sessions_silent, as_producer);
   follow("kvpush_sessions_silent_total", "Sessions lost to silence.", got.sessions_silent, as_consumer);
+  follow("kvpush_links_overdue_total", "Links ended because a producer owed proof.", got.links_overdue);
   follow("kvpush_sessions_unauthenticated_total", "Session starts without proof of the secret.",
          control.unauthenticated_accepted, as_producer);
   follow("kvpush_sessions_unauthenticated_total", "Session starts without proof of the secret.",

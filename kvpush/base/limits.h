@@ -27,6 +27,9 @@ inline constexpr std::size_t kTransportAddressBytesMax = 16u << 10;
 inline constexpr std::size_t kRequestsMax = 8192;
 // Registrations waiting for their request, over all consumers.
 inline constexpr std::size_t kRegistrationsMax = 8192;
+// Outcomes kept for one consumer rank. Done names all up to a number, so that one registration whose prefill never
+// comes keeps those of everything after it: 200 registrations a second in the five minutes of match_timeout.
+inline constexpr std::size_t kOutcomesMax = 65536;
 inline constexpr std::size_t kSessionsMax = 1024;
 // Sessions in which one request is registered. A link that is lost more often during one prompt is broken, and the
 // engine's own policy (fail, recompute) serves the user better.

@@ -54,6 +54,7 @@ Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
   request.receive = command;
   request.times.received = now;
   Link& link = open_link(command.producer, now, out);
+  link.declines.erase(command.transfer_id);
   link.requests.insert(command.request);
   if (link.refused || link.draining) {
     fail_request(command.request, link.refused.value_or(ErrorCode::kStopped), now, out);
@@ -69,7 +70,13 @@ Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
 }
 
 void Consumer::on(const Abandon& command, Instant now, Actions& out) {
-  if (requests_.contains(command.request)) fail_request(command.request, ErrorCode::kAborted, now, out);
+  const auto found = requests_.find(command.request);
+  if (found == requests_.end()) return;
+  const bool is_unheard_of = found->second.parts.empty();
+  const Receive receive = found->second.receive;
+  fail_request(command.request, ErrorCode::kAborted, now, out);
+  // Nothing else would tell the producer that nobody comes for it.
+  if (is_unheard_of) decline(links_.at(receive.producer), receive.transfer_id, out);
 }
 
 void Consumer::on(const Decline& command, Instant now, Actions& out) {
@@ -77,12 +84,7 @@ void Consumer::on(const Decline& command, Instant now, Actions& out) {
   if (draining_ || (!links_.contains(command.producer) && links_.size() >= kSessionsMax)) return;
   ++counters_.declines;
   forget_await(command.producer, command.transfer_id, out);
-  Link& link = open_link(command.producer, now, out);
-  if (link.state == LinkState::kReady) {
-    tell_all(link, Unwanted{command.transfer_id}, out);
-  } else if (link.state != LinkState::kWaiting && link.declines.size() < kRequestsMax) {
-    link.declines.push_back(command.transfer_id);
-  }
+  decline(open_link(command.producer, now, out), command.transfer_id, out);
 }
 
 void Consumer::on(const Await& command, Instant now, Actions& out) {
@@ -92,7 +94,8 @@ void Consumer::on(const Await& command, Instant now, Actions& out) {
                            (links_.contains(command.producer) || links_.size() < kSessionsMax);
   if (is_possible) {
     ++counters_.awaits;
-    const Link& link = open_link(command.producer, now, out);
+    Link& link = open_link(command.producer, now, out);
+    link.declines.erase(command.transfer_id);
     if (!link.refused && !link.draining) {
       awaited_.emplace(key, false);
       deadlines_.set({.kind = Kind::kAwait, .directory = command.producer, .transfer_id = command.transfer_id},
@@ -196,6 +199,7 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kProof: {
         const auto request = requests_.find(due.request);
         if (request == requests_.end()) break;
+        ++counters_.links_overdue;
         end_link(Endpoint(request->second.receive.producer), ErrorCode::kTimeout,
                  "the producer does not say that its writes have ended", false, now, out);
         break;

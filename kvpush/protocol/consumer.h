@@ -37,6 +37,7 @@ struct ConsumerCounters {
   std::uint64_t sessions_unauthenticated = 0;  // not among the refused: no common secret
   std::uint64_t sessions_lost = 0;
   std::uint64_t sessions_silent = 0;  // of those lost: the producer said nothing for a lease
+  std::uint64_t links_overdue = 0;    // ended because a proof did not come in time
   std::uint64_t resolves_failed = 0;
   std::uint64_t receives = 0;
   std::uint64_t receives_failed = 0;
@@ -147,7 +148,7 @@ class Consumer {
     std::optional<ErrorCode> refused;  // while kWaiting: new requests end with this
     bool draining = false;             // the engine said Goodbye
     std::set<RequestId> requests;
-    std::vector<TransferId> declines;  // to be told
+    std::set<TransferId> declines;  // to be told when it is ready
   };
   enum class PartState : std::uint8_t {
     kRegistered,
@@ -205,6 +206,8 @@ class Consumer {
   // end_link() after telling the peer why.
   void refuse(const RankOfLink& at, ErrorCode code, const std::string& text, bool lasting, Instant now, Actions& out);
   static void tell_all(const Link& link, const Message& message, Actions& out);
+  // Tells the engine that this rank needs nothing of the transfer, now or when the link is ready.
+  static void decline(Link& link, const TransferId& transfer_id, Actions& out);
   void on_link_ready(const Endpoint& directory, Link& link, Instant now, Actions& out);
   bool fences(Peer peer) const { return transports_[peer.transport].disconnect_fences; }
   // Whether a registration without proof was to be written through it.

@@ -223,6 +223,14 @@ void Consumer::tell_all(const Link& link, const Message& message, Actions& out) 
   for (const Session& session : link.sessions) out.push_back(SendMessage{*session.connection, message});
 }
 
+void Consumer::decline(Link& link, const TransferId& transfer_id, Actions& out) {
+  if (link.state == LinkState::kReady) {
+    tell_all(link, Unwanted{transfer_id}, out);
+  } else if (link.state != LinkState::kWaiting && link.declines.size() < kRequestsMax) {
+    link.declines.insert(transfer_id);
+  }
+}
+
 void Consumer::on(const RankOfLink& at, const Admitted& message, Actions& out) {
   const auto found = awaited_.find({at.directory, message.transfer_id});
   if (found == awaited_.end()) {

@@ -14,6 +14,7 @@ void Consumer::register_request(Link& link, const RequestId& id, Instant now, Ac
   Request& request = requests_.at(id);
   const Receive& receive = request.receive;
   deadlines_.clear({.kind = Kind::kPending, .request = id});
+  deadlines_.clear({.kind = Kind::kProof, .request = id});  // all that was asked for has come
   request.loss.reset();
   request.incarnation = link.engine.incarnation;
   request.times.registered = now;

@@ -86,7 +86,7 @@ Result<void> Producer::on(const Send& command, Instant now, Actions& out) {
   requests_.emplace(command.request, command.transfer_id);
   transfer.send = command;
   transfer.left.reset();
-  if (forget_loss(command.transfer_id)) transfer.left = now;
+  if (forget_loss(command.transfer_id) || !transfer.ranks_left.empty()) transfer.left = now;
   transfer.times.offered = now;
   const std::set<RegistrationKey> waiting = transfer.registrations;
   for (const RegistrationKey& key : waiting) {

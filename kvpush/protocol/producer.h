@@ -176,13 +176,16 @@ class Producer {
     std::optional<ErrorCode> ending;      // the request ends with this once no batch reads its blocks
     std::optional<Incarnation> consumer;  // the engine it is bound to
     std::string consumer_id;              // its engine id, for people
-    bool unbound = false;                 // another engine may take over
     std::optional<Instant> left;          // since when its consumer is lost or has revoked; not before Send
     std::uint32_t rank_count = 0;         // of the consumer
     std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it
+    std::set<std::uint32_t> ranks_left;   // those whose last registration ended undelivered
     std::set<RegistrationKey> registrations;
     std::uint64_t bytes = 0;
     SendingTimes times;
+
+    // Another engine may take over.
+    bool is_free() const { return !consumer || (registrations.empty() && !ranks_left.empty()); }
   };
   struct PostedBatch {
     RegistrationKey registration;
@@ -241,6 +244,8 @@ class Producer {
   void close_transfer(const TransferId& transfer_id, ErrorCode told, Instant now);
   // The transfer is not expected by this consumer rank any more.
   void forget_expectation(const ConsumerKey& consumer, const TransferId& transfer_id, Instant now, Actions& out);
+  // By an engine other than this one.
+  bool is_expected_elsewhere(Incarnation consumer, const TransferId& transfer_id) const;
   void tell_admitted(const TransferId& transfer_id, Actions& out);
   // Whoever asked for the transfer or expected it was last heard of then, or gave up.
   void note_loss(const TransferId& transfer_id, Instant last_heard, Instant now, Actions& out);

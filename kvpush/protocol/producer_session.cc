@@ -116,7 +116,7 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   if (key.number <= consumer.registration_last) {
     return refuse(connection, ErrorCode::kBadMessage, "a registration number was used again", now, out);
   }
-  if (consumer.outcomes.size() >= kRegistrationsMax) {
+  if (consumer.outcomes.size() >= kOutcomesMax) {
     return refuse(connection, ErrorCode::kFull, "outcomes pile up: the consumer does not send Done", now, out);
   }
   consumer.registration_last = key.number;
@@ -169,6 +169,9 @@ void Producer::on(const Session& session, const Unwanted& message, Instant now, 
   const ConsumerKey consumer{session.hello.from.incarnation, session.hello.from.rank};
   forget_expectation(consumer, message.transfer_id, now, out);
   rest_lease(consumer);
+  const auto known = transfers_.find(message.transfer_id);
+  const bool is_bound_here = known != transfers_.end() && known->second.consumer == consumer.incarnation;
+  if (!is_bound_here && is_expected_elsewhere(consumer.incarnation, message.transfer_id)) return;
   const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
   if (!transfer) return;  // over, or another engine's: then this rank has no say in it
   rank_ended(message.transfer_id, session.hello.from.rank, now, out);
@@ -191,6 +194,11 @@ void Producer::on(ConnectionId connection, Session& session, const Expect& messa
   need_lease(connection, session, now, out);
   const auto found = transfers_.find(id);
   const bool is_sent = found != transfers_.end() && found->second.send;
+  const bool is_declined = found != transfers_.end() && !is_sent && found->second.registrations.empty();
+  if (is_declined && found->second.consumer != key.incarnation) {  // by an engine that has no say in it any more
+    deadlines_.clear({.kind = Kind::kHold, .transfer_id = id});
+    transfers_.erase(found);
+  }
   if (is_sent || admitted_.contains(id)) out.push_back(SendMessage{connection, Admitted{id}});
   if (is_sent) {
     found->second.left.reset();

@@ -38,17 +38,18 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
   Transfer& transfer = found == transfers_.end() ? transfers_[transfer_id] : found->second;
   if (transfer.ending) return fail(*transfer.ending, "the request is ending");
   if (transfer.consumer != consumer.incarnation) {
-    if (transfer.consumer && !transfer.unbound) return fail(ErrorCode::kBusy, "bound to another consumer engine");
+    if (!transfer.is_free()) return fail(ErrorCode::kBusy, "bound to another consumer engine");
     transfer.consumer = consumer.incarnation;
     transfer.consumer_id = consumer.engine_id;
     transfer.rank_count = consumer.rank_count;
     transfer.ranks_ended.clear();
+    transfer.ranks_left.clear();
   }
   if (transfer.rank_count != consumer.rank_count) {
     return fail(ErrorCode::kBadMessage, "ranks of one engine disagree about its rank count");
   }
-  transfer.unbound = false;
-  transfer.left.reset();
+  transfer.ranks_left.erase(consumer.rank);
+  if (transfer.ranks_left.empty()) transfer.left.reset();
   forget_loss(transfer_id);
   return &transfer;
 }
@@ -136,16 +137,20 @@ void Producer::end_registration(const RegistrationKey& key, bool delivered, Inst
   deadlines_.clear({.kind = Kind::kMatch, .registration = key});
   deadlines_.clear({.kind = Kind::kDrain, .registration = key});
   release_lease(key);
-  const auto transfer = transfers_.find(registration.transfer_id);
-  if (transfer == transfers_.end()) return;
-  transfer->second.registrations.erase(key);
-  keep_first(transfer->second.times.first_post, registration.times.first_post);
-  keep_last(transfer->second.times.last_post, registration.times.last_post);
+  const auto found_transfer = transfers_.find(registration.transfer_id);
+  if (found_transfer == transfers_.end()) return;
+  Transfer& transfer = found_transfer->second;
+  transfer.registrations.erase(key);
+  keep_first(transfer.times.first_post, registration.times.first_post);
+  keep_last(transfer.times.last_post, registration.times.last_post);
   if (delivered) {
-    transfer->second.bytes += registration.bytes;
+    transfer.bytes += registration.bytes;
+    transfer.ranks_left.erase(key.consumer.rank);
+    if (transfer.left && transfer.is_free()) transfer.left = now;  // nobody could take over before
     return rank_ended(registration.transfer_id, key.consumer.rank, now, out);
   }
-  if (transfer->second.registrations.empty()) transfer->second.unbound = true;
+  transfer.ranks_left.insert(key.consumer.rank);
+  if (registration.revoked && transfer.send) transfer.left = now;
   settle_transfer(registration.transfer_id, now, out);
   if (registration.revoked) note_loss(registration.transfer_id, now, now, out);
 }
@@ -223,6 +228,12 @@ void Producer::forget_expectation(const ConsumerKey& consumer, const TransferId&
   if (!found->second.empty()) return;
   expected_.erase(found);
   settle_transfer(transfer_id, now, out);
+}
+
+bool Producer::is_expected_elsewhere(Incarnation consumer, const TransferId& transfer_id) const {
+  const auto found = expected_.find(transfer_id);
+  if (found == expected_.end()) return false;
+  return std::ranges::any_of(found->second, [consumer](const ConsumerKey& key) { return key.incarnation != consumer; });
 }
 
 void Producer::tell_admitted(const TransferId& transfer_id, Actions& out) {

@@ -48,6 +48,7 @@ struct Connection {
   std::uint32_t write_count = 0;
   Instant troubled{};                 // until then it is late with something
   std::set<RegistrationNumber> open;  // made here, and the consumer has not heard of their end
+  std::set<RegistrationNumber> owed;  // of these, the consumer waits for Revoked or Quiet
   Instant open_since{};
   Instant renewed{};  // the producer's last stamp that has come back to it
   ProducerBook::Talk talk;

@@ -603,6 +603,7 @@ template <class Step>
 void World::step(Rank& rank, Step on) {
   Actions actions;
   const std::uint64_t silent_before = times_silent(rank);
+  const std::uint64_t overdue_before = times_overdue(rank);
   on(actions);
   accusation_ = {.is_made = times_silent(rank) > silent_before};
   for (std::size_t next = 0; next < actions.size(); ++next) {
@@ -611,6 +612,9 @@ void World::step(Rank& rank, Step on) {
   }
   if (accusation_.is_made && !accusation_.is_excused && schedule_ != nullptr) {
     fault(rank.name + " calls a peer silent that answered in time");
+  }
+  if (times_overdue(rank) > overdue_before && !accusation_.is_owed) {
+    fault(rank.name + " ends a link for an answer that it has");
   }
   if (rank.producer) post(rank);
   if (schedule_ != nullptr) schedule_->on_stepped(rank);
@@ -672,6 +676,7 @@ void World::close(Rank& rank, ConnectionId id) {
   trace([&] { return fmt::format("{} closes the connection to {}", rank.name, connection.end(other).rank->name); });
   if (side == Side::kConsumer) check_silence(connection);
   accusation_.is_excused = accusation_.is_excused || !is_calm(connection, side);
+  accusation_.is_owed = accusation_.is_owed || !connection.owed.empty();
   connection.end(side).is_closed = true;
   connection.end(side).arriving.clear();
   if (!connection.end(other).is_closed) arrive(connection, other, Connection::Closed{});

@@ -60,7 +60,7 @@ class Schedule {
 // Job: carries out what the machines want, offers what may happen next as verbs, and checks at every step that no byte
 //      lands in or is read from a block that was given back, that nothing is posted without a live lease, that
 //      registrations and requests end once and in time, that complete means equal, and that nobody is called silent who
-//      was not.
+//      was not, and no link ended for an answer that had come.
 // Not here: the order in which things happen. A transcript's hand or a Schedule chooses.
 // Thread: value type.
 class World {
@@ -167,6 +167,7 @@ class World {
   struct Accusation {
     bool is_made = false;     // it has called a peer silent
     bool is_excused = false;  // one of the connections it closed had trouble
+    bool is_owed = false;     // on one of them an answer to Revoke, or Quiet, had not come
   };
 
   template <class MakeLine>
@@ -208,6 +209,7 @@ class World {
   // The consumer hears of the connection again, or closes it.
   void check_silence(const Connection& connection);
   static std::uint64_t times_silent(const Rank& rank);
+  static std::uint64_t times_overdue(const Rank& rank);
   // For a whole term nothing has gone wrong with what the other side says.
   bool is_calm(const Connection& connection, Side side) const;
   void check_ended(Rank& rank, const LocalRequest& request, const ReceiveEnded& ended);

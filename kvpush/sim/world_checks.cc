@@ -28,6 +28,8 @@ void World::check_message(Rank& rank, Connection& connection, const Message& mes
   } else if (const auto* registered = std::get_if<Register>(&message)) {
     if (connection.open.empty()) connection.open_since = now_;
     connection.open.insert(registered->registration);
+  } else if (const auto* revoke = std::get_if<Revoke>(&message)) {
+    connection.owed.insert(revoke->registration);
   }
 }
 
@@ -39,11 +41,15 @@ void World::check_not_stopped(const Rank& producer, const Connection& connection
 }
 
 void World::note_outcome(Connection& connection, const Message& message) {
-  std::visit(Overloaded{[&](const Delivered& m) { connection.open.erase(m.registration); },
-                        [&](const Quiet& m) { connection.open.erase(m.registration); },
-                        [&](const Revoked& m) { connection.open.erase(m.registration); },
+  const auto end = [&](RegistrationNumber registration) {
+    connection.open.erase(registration);
+    connection.owed.erase(registration);
+  };
+  std::visit(Overloaded{[&](const Delivered& m) { end(m.registration); },  //
+                        [&](const Quiet& m) { end(m.registration); }, [&](const Revoked& m) { end(m.registration); },
                         [&](const Failed& m) {
-                          if (m.quiescent) connection.open.erase(m.registration);
+                          if (m.quiescent) return end(m.registration);
+                          connection.owed.insert(m.registration);
                         },
                         [](const auto&) {}},
              message);
@@ -60,6 +66,10 @@ void World::check_silence(const Connection& connection) {
 
 std::uint64_t World::times_silent(const Rank& rank) {
   return rank.producer ? rank.producer->counters().sessions_silent : rank.consumer->counters().sessions_silent;
+}
+
+std::uint64_t World::times_overdue(const Rank& rank) {
+  return rank.consumer ? rank.consumer->counters().links_overdue : 0;
 }
 
 // A term for an answer that was on its way when the trouble ended, and a term in which there was none.

@@ -55,10 +55,10 @@ TEST_F(Bounds, OfRegistrationsThatWaitFailTheNextOne) {
 TEST_F(Bounds, OfOutcomesEndTheSessionOfAConsumerThatNeverSaysDone) {
   Actions out;
   producer_.on(Withdraw{"x1"}, {}, out);
-  for (std::uint64_t number = 1; number <= kRegistrationsMax; ++number) hear(Register{{number}, "x1", {}, {}});
-  EXPECT_EQ(said_, "Failed 8192 aborted\n");
+  for (std::uint64_t number = 1; number <= kOutcomesMax; ++number) hear(Register{{number}, "x1", {}, {}});
+  EXPECT_EQ(said_, "Failed 65536 aborted\n");
 
-  hear(Register{{kRegistrationsMax + 1}, "x1", {}, {}});
+  hear(Register{{kOutcomesMax + 1}, "x1", {}, {}});
 
   EXPECT_EQ(said_, "Refused full: outcomes pile up: the consumer does not send Done\n");
 }
@@ -66,14 +66,14 @@ TEST_F(Bounds, OfOutcomesEndTheSessionOfAConsumerThatNeverSaysDone) {
 TEST_F(Bounds, OfOutcomesAreNeverMetByAConsumerThatSaysDone) {
   Actions out;
   producer_.on(Withdraw{"x1"}, {}, out);
-  for (std::uint64_t number = 1; number <= 2 * kRegistrationsMax; ++number) {
+  for (std::uint64_t number = 1; number <= 2 * kOutcomesMax; ++number) {
     hear(Register{{number}, "x1", {}, {}});
     hear(Done{{number}});
   }
 
-  hear(Register{{2 * kRegistrationsMax + 1}, "x1", {}, {}});
+  hear(Register{{2 * kOutcomesMax + 1}, "x1", {}, {}});
 
-  EXPECT_EQ(said_, "Failed 16385 aborted\n");
+  EXPECT_EQ(said_, "Failed 131073 aborted\n");
 }
 
 TEST_F(Bounds, OfConsumersRefuseTheNextOne) {
