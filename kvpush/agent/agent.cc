@@ -40,9 +40,9 @@ class ThreadedAgent : public Agent {
   const std::string& document() const override { return document_; }
 
   Result<void> submit(std::vector<Command>& commands) override {
+    if (!is_stopped_ && exchange_.submit(commands)) return {};
     if (is_stopped_) return fail(ErrorCode::kStopped, "the agent has been stopped");
-    if (!exchange_.submit(commands)) return fail(ErrorCode::kFull, "the agent is too far behind with its commands");
-    return {};
+    return fail(ErrorCode::kFull, "the agent is too far behind with its commands");
   }
 
   void take_events(std::vector<EngineEvent>& into) override { exchange_.take_events(into, read_clock()); }

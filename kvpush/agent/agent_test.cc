@@ -272,6 +272,24 @@ TEST(Agent, StopsAtOnceWhenRequestsOnlyWait) {
   EXPECT_EQ(producer.next<SendEnded>().error, ErrorCode::kStopped);
 }
 
+// Shows C8.
+TEST(Agent, EndsWhatItHasAcceptedThoughItIsStoppedBeforeItLooks) {
+  LoopbackNetwork network;
+  Engine producer("p", network);
+  std::vector<Command> commands;
+  for (int i = 0; i < 1000; ++i) {
+    commands.push_back(
+        Send{"send " + std::to_string(i), "x" + std::to_string(i), kBlockTokens, {pack(std::vector{BlockId{0}})}});
+  }
+
+  ASSERT_TRUE(producer.agent().submit(commands));
+  EXPECT_TRUE(producer.agent().stop(kLong));
+
+  std::vector<EngineEvent> events;
+  producer.agent().take_events(events);
+  EXPECT_EQ(events.size(), 1000u);
+}
+
 TEST(Agent, TakesAllCommandsOfAStepOrNone) {
   LoopbackNetwork network;
   Engine engine("e", network);

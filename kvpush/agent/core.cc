@@ -104,22 +104,24 @@ std::size_t AgentCore::turn(Instant now) {
   std::size_t done = take_commands(now);
   const auto is_due = [now](std::optional<Instant> deadline) { return deadline && *deadline <= now; };
   // Before deadlines act: a write that has ended by now has ended in time.
-  if (is_due(producer_.deadline()) || is_due(consumer_.deadline())) done += poll(now);
+  if (is_due(producer_.deadline()) || is_due(consumer_.deadline())) done += poll();
   producer_.tick(now, actions_);
   consumer_.tick(now, actions_);
   done += actions_.size();
   perform(now);
   done += post();
-  done += poll(now);
+  done += poll();
   take_seen();
   return done;
 }
 
 bool AgentCore::arm() {
+  const RoleScope scope(role_);
   return std::ranges::all_of(transports_, [](const auto& transport) { return transport->arm(); });
 }
 
 std::vector<int> AgentCore::event_fds() const {
+  const RoleScope scope(role_);
   std::vector<int> fds;
   for (const auto& transport : transports_) fds.push_back(transport->event_fd());
   return fds;
@@ -147,6 +149,13 @@ bool AgentCore::idle() const {
 
 std::size_t AgentCore::fail_rest(Instant now) {
   const RoleScope scope(role_);
+  // What was taken and has not been looked at: all of it is refused now.
+  surroundings_.exchange.close();
+  while (take_commands(now) > 0) {
+  }
+  // Control first, so that peers take this for an end and not for a broken wire.
+  surroundings_.control.stop();
+  transports_.clear();
   const std::vector<Producer::Held> held = producer_.held();
   const std::vector<Consumer::Waiting> waiting = consumer_.waiting();
   for (const Producer::Held& request : held) {
@@ -254,11 +263,13 @@ std::size_t AgentCore::post() {
   return posted;
 }
 
-std::size_t AgentCore::poll(Instant now) {
+std::size_t AgentCore::poll() {
   std::size_t done = 0;
   for (std::uint32_t index = 0; index < transports_.size(); ++index) {
     events_.clear();
     done += transports_[index]->poll(events_);
+    if (events_.completions.empty() && events_.lost.empty()) continue;
+    const Instant now = surroundings_.read_clock();
     for (const WriteCompletion& completion : events_.completions) {
       if (completion.error) {
         log(LogLevel::kWarning,
@@ -299,9 +310,8 @@ void AgentCore::perform(const Action& action, Instant now) {
                    consumer_.on_dialled(dial.directory, dial.rank, surroundings_.control.connect(dial.control));
                  },
                  [&](const ConnectPeer& connect) KVPUSH_ON(role_) { connect_peer(connect, now); },
-                 [&](const DisconnectPeer& disconnect) {
-                   transports_[disconnect.peer.transport]->disconnect(disconnect.peer.id);
-                 },
+                 [&](const DisconnectPeer& disconnect)
+                     KVPUSH_ON(role_) { transports_[disconnect.peer.transport]->disconnect(disconnect.peer.id); },
                  [&](const TellEngine& event) KVPUSH_ON(role_) { tell(event.event); },
                  [&](const Note& note) { log(LogLevel::kInfo, note.text); },
              },

@@ -41,7 +41,8 @@ class AgentCore {
     Exchange& exchange;
     Control& control;
     std::function<void(const Endpoint& directory)> resolve;  // answered by on_resolved(), later
-    std::function<Instant()> read_clock;  // before each batch is posted: the turn's time may be over by then
+    // Before each batch is posted and after batches have ended: a turn may take long.
+    std::function<Instant()> read_clock;
   };
   AgentCore(const RankName& self, const RankLayout& layout, Transports transports, ProtocolOptions options,
             Random random, Surroundings surroundings);
@@ -63,7 +64,8 @@ class AgentCore {
   // Nothing is left to do for anybody. A consumer that has not read what became of its KV would take the end of this
   // process for a failure.
   bool idle() const;
-  // Cuts off every peer, and ends what is left with kStopped. Returns how many requests that were.
+  // After drain(): cuts off every peer, closes the transports and ends what is left with kStopped. Returns how many
+  // requests that were. The last call.
   std::size_t fail_rest(Instant now);
 
   std::string transfers();
@@ -74,7 +76,7 @@ class AgentCore {
   void carry_out(const Receive& command, Instant now) KVPUSH_ON(role_);
   void carry_out(const Send& command, Instant now) KVPUSH_ON(role_);
   std::size_t post() KVPUSH_ON(role_);
-  std::size_t poll(Instant now) KVPUSH_ON(role_);
+  std::size_t poll() KVPUSH_ON(role_);
   void take_seen() KVPUSH_ON(role_);
   // Carries out what is in actions_, and what follows from it.
   void perform(Instant now) KVPUSH_ON(role_);
@@ -84,7 +86,7 @@ class AgentCore {
 
   mutable ThreadRole role_;
   const Surroundings surroundings_;
-  const Transports transports_;
+  Transports transports_ KVPUSH_OWNED_BY(role_);
   Producer producer_ KVPUSH_OWNED_BY(role_);
   Consumer consumer_ KVPUSH_OWNED_BY(role_);
   Report report_ KVPUSH_OWNED_BY(role_);

@@ -65,7 +65,8 @@ class Core : public testing::Test {
     EXPECT_TRUE(there_->register_region(target_));
     core_.emplace(RankName{"P", Incarnation{1}, 0, 1}, layout_of(source_), std::move(transports), ProtocolOptions{},
                   Random{1},
-                  AgentCore::Surroundings{exchange_, control_, [](const Endpoint&) {}, [this] { return now_; }});
+                  AgentCore::Surroundings{exchange_, control_, [](const Endpoint&) {},
+                                          [this] { return now_ += time_between_readings_; }});
     core_->on_accepted(kConsumer, now_);
     say(Hello{kProtocolVersion,
               {"C", Incarnation{2}, 0, 1},
@@ -87,7 +88,14 @@ class Core : public testing::Test {
     core_->turn(now_);
   }
 
+  std::vector<EngineEvent> events() {
+    std::vector<EngineEvent> events;
+    exchange_.take_events(events, now_);
+    return events;
+  }
+
   Instant now_{};
+  Duration time_between_readings_{};
   std::vector<std::byte> source_ = std::vector<std::byte>(kPromptTokens * kTokenBytes, std::byte{7});
   std::vector<std::byte> target_ = std::vector<std::byte>(source_.size());
   LoopbackNetwork network_;
@@ -131,6 +139,56 @@ TEST_F(Core, CutsOffAWriteThatHasNotEndedWhenItsTimeIsOver) {
   core_->turn(now_);
 
   EXPECT_EQ(control_.closed, std::vector{kConsumer});
+}
+
+// Shows F4.
+TEST_F(Core, KnowsHowLongAWriteTookThatEndedInTheTurnThatPostedIt) {
+  time_between_readings_ = std::chrono::microseconds(1);
+
+  begin_writing(RegistrationNumber{1}, "x");
+
+  const std::vector<EngineEvent> told = events();
+  ASSERT_EQ(told.size(), 1u);
+  const SendingTimes& times = std::get<SendEnded>(told.front()).times;
+  ASSERT_TRUE(times.first_post && times.last_post && times.completed);
+  EXPECT_LE(*times.first_post, *times.last_post);
+  EXPECT_LT(*times.last_post, *times.completed);
+  EXPECT_GT(std::get<Delivered>(control_.sent.back()).times.since_last_post, Duration{});
+}
+
+// Shows C8.
+TEST_F(Core, AnswersAtItsEndEveryCommandThatItHasAccepted) {
+  std::vector<Command> commands;
+  for (int i = 0; i < 200; ++i) {
+    commands.push_back(Send{"request " + std::to_string(i), "x" + std::to_string(i), kPromptTokens, {}});
+  }
+  ASSERT_TRUE(exchange_.submit(commands));
+
+  core_->drain(now_);
+  core_->fail_rest(now_);
+
+  const std::vector<EngineEvent> told = events();
+  EXPECT_EQ(told.size(), 200u);
+  for (const EngineEvent& event : told) EXPECT_EQ(std::get<SendEnded>(event).error, ErrorCode::kStopped);
+  std::vector<Command> late{Send{"late", "late", kPromptTokens, {}}};
+  EXPECT_FALSE(exchange_.submit(late));
+}
+
+// Shows A1.
+TEST_F(Core, ReadsNothingOfARequestThatItHasEndedAtItsEnd) {
+  network_.hold("producer");
+  begin_writing(RegistrationNumber{1}, "x");
+  const std::vector<std::byte> before = target_;
+  core_->drain(now_);
+
+  EXPECT_EQ(core_->fail_rest(now_), 1u);
+  ASSERT_EQ(std::get<SendEnded>(events().at(0)).error, ErrorCode::kStopped);
+  TransportEvents seen;
+  there_->poll(seen);
+
+  ASSERT_EQ(seen.lost.size(), 1u) << "the endpoint is gone when the engine hears that the blocks are its own again";
+  EXPECT_TRUE(seen.lost.front().writer_gone);
+  EXPECT_EQ(target_, before);
 }
 
 }  // namespace

@@ -24,13 +24,14 @@ class Exchange {
     std::uint64_t record = 0;
   };
 
-  // Engine side. False, and nothing taken, when full.
+  // Engine side. False, and nothing taken, when full or closed.
   bool submit(std::vector<Command>& commands);
   void take_events(std::vector<EngineEvent>& into, Instant now);
   int event_fd() const { return events_.fd(); }
 
   // Agent side.
   void take_commands(std::vector<Command>& into) { commands_.take(into); }
+  void close() { commands_.close(); }
   int command_fd() const { return commands_.fd(); }
   void tell(Event event);
   // Does not wake the agent: it looks when it has something else to do.

@@ -233,12 +233,11 @@ void Loop::begin_stop(Duration limit) {
 }
 
 void Loop::end_stop(Instant now) {
-  failed_at_stop_ = core_->fail_rest(now);
-  watches_.clear();
+  watches_.clear();  // of descriptors that the transports close
   timer_.cancel();
+  failed_at_stop_ = core_->fail_rest(now);
   http_.reset();
   directories_.reset();
-  control_->stop();
   work_.reset();
   context_.stop();
 }

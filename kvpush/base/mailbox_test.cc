@@ -37,6 +37,21 @@ TEST(Mailbox, IsReadableExactlyWhileAValueIsInside) {
   EXPECT_FALSE(readable(mailbox.fd()));
 }
 
+TEST(Mailbox, TakesNothingNewWhenClosedAndKeepsWhatIsInside) {
+  Mailbox<int> mailbox(4);
+  ASSERT_TRUE(mailbox.try_post(1));
+
+  mailbox.close();
+
+  std::vector<int> more{2};
+  EXPECT_FALSE(mailbox.try_post(3));
+  EXPECT_FALSE(mailbox.try_post_all(more));
+  EXPECT_EQ(more, std::vector{2});
+  std::vector<int> inside;
+  mailbox.take(inside);
+  EXPECT_EQ(inside, std::vector{1});
+}
+
 TEST(Mailbox, TakesAllOfABatchOrNoneOfIt) {
   Mailbox<int> mailbox(3);
   std::vector<int> two{1, 2};
