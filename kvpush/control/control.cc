@@ -1,5 +1,6 @@
 #include "kvpush/control/control.h"
 
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -67,6 +68,11 @@ void set_option(tcp::socket& socket, int level, int name, int value) {
   static_cast<void>(::setsockopt(socket.native_handle(), level, name, &value, sizeof(value)));
 }
 
+// A child that the engine starts must not keep connections and the port alive.
+void close_on_exec(int socket) {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+}
+
 // What a frame begins with, little-endian: how many bytes of message follow.
 constexpr std::size_t kLengthBytes = 4;
 
@@ -109,6 +115,7 @@ class Listener : public std::enable_shared_from_this<Listener> {
 Result<void> Listener::listen(const tcp::endpoint& endpoint) {
   error_code error;
   acceptor_.open(endpoint.protocol(), error);
+  if (!error) close_on_exec(acceptor_.native_handle());
   if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
   if (!error) acceptor_.bind(endpoint, error);
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
@@ -281,6 +288,7 @@ void Connection::on_connected(error_code error) {
 
 void Connection::start() {
   error_code ignored;
+  close_on_exec(socket_.native_handle());
   socket_.non_blocking(true, ignored);
   socket_.set_option(tcp::no_delay(true), ignored);  // messages are small and waited for
   socket_.set_option(asio::socket_base::keep_alive(true), ignored);
@@ -469,6 +477,7 @@ void Connection::close() {
 
 void Connection::release() {
   error_code ignored;
+  socket_.shutdown(tcp::socket::shutdown_both, ignored);  // whoever else holds the descriptor
   socket_.close(ignored);
   resolver_.cancel();
   timer_.cancel();

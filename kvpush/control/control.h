@@ -21,8 +21,8 @@ class io_context;
 
 namespace kvpush {
 
-// Bytes that wait for a peer to read: every registration a consumer can have (kRegistrationsMax, 256 bytes or less of
-// each), or one message of any size while another leaves.
+// Bytes that wait for a peer to read: one message of any size while another leaves, or all that a consumer registers
+// when a link comes back: half a million blocks none of which adjoins another, 8 bytes each.
 inline constexpr std::size_t kSendQueueBytesMax = 2 * kFrameBytesMax;
 
 // How long a peer may take; tests wait less.

@@ -1,5 +1,6 @@
 #include "kvpush/control/control.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -420,6 +421,33 @@ TEST_F(ControlTest, TellsNoEndAfterClose) {
   consumer.close(to_producer);
   run_ready(context);
   EXPECT_THAT(consumer.closed, IsEmpty());
+}
+
+TEST_F(ControlTest, LeavesNothingToChildrenOfItsProcess) {
+  connect();
+
+  std::size_t sockets = 0;
+  for (int fd = 0; fd < 256; ++fd) {
+    struct stat status{};
+    if (fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode)) continue;
+    ++sockets;
+    EXPECT_TRUE(fcntl(fd, F_GETFD) & FD_CLOEXEC) << "descriptor " << fd;
+  }
+  EXPECT_GE(sockets, 4u) << "two that listen, two that are connected";
+}
+
+TEST_F(ControlTest, EndsAConnectionOfWhichAChildHoldsACopy) {
+  connect();
+  std::vector<int> copies;
+  for (int fd = 0; fd < 256; ++fd) {
+    struct stat status{};
+    if (fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode)) copies.push_back(dup(fd));
+  }
+
+  producer.close(to_consumer);
+
+  expect_closed(consumer, to_producer, ErrorCode::kPeerLost);
+  for (const int copy : copies) close(copy);
 }
 
 TEST_F(ControlTest, ClosesWhileItConnects) {
