@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import get_args
 
@@ -717,16 +718,108 @@ def test_later_samples_go_on_when_the_first_is_aborted():
     engine.assert_nothing_left()
 
 
+def prefill_samples(engine, outputs=(1, 1, 1), params=None):
+    """A call with as many samples, which generate so many tokens each."""
+    params = prefill_params() if params is None else params
+    return [engine.add(f"{i}_cmpl-x-0-0123abcd", 100, params, output=output) for i, output in enumerate(outputs)]
+
+
 def test_prefill_sends_the_first_sample_only():
     engine = FakeEngine()
-    for i in range(3):
-        engine.add(f"{i}_cmpl-x-0-0123abcd", 100, prefill_params())
+    first, *later = prefill_samples(engine)
     engine.step()
     engine.step()
-    assert [send.request for send in engine.agent.told(Send)] == ["0_cmpl-x-0-0123abcd"]
-    engine.agent.end("0_cmpl-x-0-0123abcd")
+    assert [send.request for send in engine.agent.told(Send)] == [first.id]
+    assert list(engine.requests) == [first.id], "the others keep no blocks"
+    assert [sample.outcome for sample in later] == ["stopped", "stopped"]
+    engine.agent.end(first.id)
     engine.run()
     engine.assert_nothing_left()
+
+
+@both_depths
+@pytest.mark.parametrize("outputs", list(itertools.permutations((1, 2, 3))))
+def test_the_sample_that_ends_last_tells_where_the_kv_is(depth, outputs):
+    # vLLM answers a call with what that one tells, whichever it is.
+    engine = FakeEngine(depth=depth)
+    samples = prefill_samples(engine, outputs, prefill_params(None))
+    engine.run(turns=10)
+    (send,) = engine.agent.told(Send)
+    last = samples[outputs.index(3)]
+    assert last.response == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "transfer_id": send.transfer_id,
+        "remote_host": "10.0.0.1",
+        "remote_port": 4711,
+    }
+
+    engine.agent.end(samples[0].id)
+    engine.run()
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_samples_that_end_with_the_first_or_after_it_tell_the_same_and_share_nothing(depth):
+    engine = FakeEngine(depth=depth)
+    first, *later = prefill_samples(engine, (1, 1, 2))
+    engine.run(turns=5)
+    assert first.response is not None
+    first.response["remote_prefill_cached_tokens"] = 0  # as vLLM does
+    assert [{**sample.response, "remote_prefill_cached_tokens": 0} for sample in later] == [first.response] * 2
+    assert later[0].response is not later[1].response
+
+
+def test_a_sample_that_arrives_when_the_first_is_sent_tells_where_the_kv_is():
+    engine = FakeEngine()
+    (first,) = prefill_samples(engine, (1,))
+    engine.run(turns=3)
+    late = engine.add("1_cmpl-x-0-0123abcd", 100, prefill_params())
+    engine.run(turns=3)
+    assert late.response == first.response is not None
+
+
+def test_a_sample_tells_nothing_when_the_kv_is_held_no_longer():
+    engine = FakeEngine()
+    first, later = prefill_samples(engine, (1, 10))
+    engine.run(turns=3)
+    engine.agent.end(first.id, "timeout")
+    engine.run()
+    assert (later.outcome, later.response) == ("stopped", None)
+    engine.assert_nothing_left()
+
+
+@both_depths
+def test_samples_of_a_first_that_was_aborted_tell_nothing(depth):
+    engine = FakeEngine(depth=depth)
+    first, *later = prefill_samples(engine, (10, 3, 3))
+    engine.step()
+    engine.abort(first.id)
+    engine.run()
+    assert [(sample.outcome, sample.response) for sample in later] == [("stopped", None)] * 2
+    engine.assert_nothing_left()
+
+
+def test_samples_of_a_first_that_was_aborted_while_it_is_sent_early_tell_nothing():
+    engine = FakeEngine(depth=2)
+    engine.agent.slow = True
+    first, later = prefill_samples(engine, (1, 1))
+    for _ in range(2):
+        engine.execute(engine.schedule())
+    assert [send.request for send in engine.agent.told(Send)] == [first.id]
+    engine.abort(first.id)
+    engine._finish(later, "stopped", keep=False)
+    assert first.blocks, "it is being sent"
+    assert later.response is None
+
+
+def test_samples_of_a_first_that_was_refused_tell_nothing():
+    engine = FakeEngine()
+    other = engine.add("other", 100, prefill_params())
+    samples = prefill_samples(engine)
+    engine.run(turns=5)
+    assert other.response is not None
+    assert [(sample.outcome, sample.response) for sample in samples] == [("stopped", None)] * 3
 
 
 # The worker's half: wrong orders.

@@ -73,7 +73,8 @@ class Decode:
 class Prefill:
     """A request whose KV goes elsewhere; `call_id` is what the client must be told.
 
-    `block_ids` are followed only where the KV may be sent before the request has finished.
+    `block_ids` are followed only where the KV may be sent before the request has finished. `is_withdrawn`: it was, and
+    the request was aborted then.
     """
 
     transfer_id: str
@@ -84,6 +85,7 @@ class Prefill:
     admitted: float | None = None
     computed: float | None = None
     block_ids: list[list[int]] = field(default_factory=list)
+    is_withdrawn: bool = False
 
 
 class Progress(NamedTuple):
@@ -167,7 +169,7 @@ class SchedulerHalf:
         self._reserved_early: dict[str, int] = {}  # request -> blocks that may wait for its prefill to begin
         self._computed: list[str] = []  # their prompts are whole when the step that was scheduled last has run
         self._early: dict[str, Prefill] = {}  # of those in _prefills: what the agents were told to send
-        self._sending: dict[str, str] = {}  # request -> transfer id, from finish to report
+        self._sending: dict[str, Prefill] = {}  # from finish to report
         self._transfers: dict[DecodeLeg | str, str] = {}  # what is in use -> its request
         self._commands: list[Command] = []
         self._refused: list[str] = []
@@ -250,7 +252,7 @@ class SchedulerHalf:
         self._decode_finished(request)
         prefill = self._prefills.pop(request, None)
         if prefill is None:
-            return False, None
+            return False, self._answer_of_later_sample(request)
         if complete and prefill.computed is None:
             prefill.computed = self._clock()
         self._tell_prefill(request, prefill)
@@ -259,22 +261,17 @@ class SchedulerHalf:
             self._transfers.pop(prefill.transfer_id)
             self._commands.append(Withdraw(prefill.transfer_id))
             return False, None
-        self._sending[request] = prefill.transfer_id
+        self._sending[request] = prefill
         if is_early:
             self._finished.append(request)
         else:
             self._commands.append(self._send(request, prefill, block_ids))
         if not complete:
+            prefill.is_withdrawn = True
             # Withdraw is for a send that a fence kept from the agent, which ignores it otherwise.
             self._commands += [Cancel(request), Withdraw(prefill.transfer_id)]
             return True, None
-        return True, {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "transfer_id": prefill.call_id,
-            "remote_host": self._engine.host,
-            "remote_port": self._engine.port,
-        }
+        return True, self._answer(prefill)
 
     def reported(self, sent: Iterable[str], received: Iterable[str]) -> None:
         """update_connector_output: all workers have reported these requests."""
@@ -284,9 +281,9 @@ class SchedulerHalf:
             if decode is not None:
                 decode.reported = self._clock()
         for request in sent:
-            transfer_id = self._sending.pop(request, None)
-            if transfer_id is not None:
-                self._transfers.pop(transfer_id)
+            prefill = self._sending.pop(request, None)
+            if prefill is not None:
+                self._transfers.pop(prefill.transfer_id)
 
     def awaits_ended(self, step_end: StepEnd) -> None:
         """update_connector_output: each worker says it once of each Await that it was told."""
@@ -452,6 +449,24 @@ class SchedulerHalf:
         if len(self._made_ids) > MADE_IDS_MAX:
             self._made_ids.popitem(last=False)
         return made
+
+    def _answer(self, prefill: Prefill) -> dict[str, Any]:
+        """What the client must send to decode; a new object each time, as vLLM adds to it."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "transfer_id": prefill.call_id,
+            "remote_host": self._engine.host,
+            "remote_port": self._engine.port,
+        }
+
+    def _answer_of_later_sample(self, request: str) -> dict[str, Any] | None:
+        """That of the first sample while its KV is held.
+
+        vLLM answers a call with the params of the sample that ends last, so one that ends before the first needs none.
+        """
+        first = self._sending.get(transfer_params.first_sample_of(request) or "")
+        return None if first is None or first.is_withdrawn else self._answer(first)
 
     # Both.
 
