@@ -28,6 +28,9 @@ SLACK_S = 2.0
 DEATH_S = 1.0
 # A request that never got a session ends after session_limit.
 SESSION_S = 10.0
+# Data endpoints that have not met are given up within this, and a request is registered in so many sessions.
+MEETING_S = 6.0
+SESSIONS_OF_REQUEST = 3
 
 
 # The agent's counters of what went wrong, or what an abort causes.
