@@ -682,10 +682,24 @@ def test_prompts_of_one_call_are_transfers_of_their_own():
     assert [receive.transfer_id for receive in decode.agent.told(Receive)] == ids
 
 
-def test_a_later_call_with_the_same_request_id_gets_another_transfer_id():
+# Shows C1.
+def test_conversations_of_a_batch_are_transfers_of_their_own():
+    prefill, decode = FakeEngine(), FakeEngine()
+    for i in range(3):
+        prefill.add(f"chatcmpl-x_{i}-0123abc{i}", 100, prefill_params())
+        decode.add(f"chatcmpl-y_{i}-9123abc{i}", 100, decode_params())
+    prefill.run(turns=3)
+    decode.step()
+    ids = ["t", "t#1", "t#2"]
+    assert [send.transfer_id for send in prefill.agent.told(Send)] == ids
+    assert [receive.transfer_id for receive in decode.agent.told(Receive)] == ids
+
+
+@pytest.mark.parametrize("call", ["cmpl-x-0", "chatcmpl-x", "chatcmpl-x_7"])
+def test_a_later_call_with_the_same_request_id_gets_another_transfer_id(call):
     engine = FakeEngine()
-    first = engine.add("cmpl-x-0-0123abcd", 100, prefill_params(None))
-    second = engine.add("cmpl-x-0-1123abcd", 100, prefill_params(None))
+    first = engine.add(f"{call}-0123abcd", 100, prefill_params(None))
+    second = engine.add(f"{call}-1123abcd", 100, prefill_params(None))
     engine.step()
     assert first.response["transfer_id"] != second.response["transfer_id"]
 
@@ -820,6 +834,38 @@ def test_samples_of_a_first_that_was_refused_tell_nothing():
     engine.run(turns=5)
     assert other.response is not None
     assert [(sample.outcome, sample.response) for sample in samples] == [("stopped", None)] * 3
+
+
+# Turns of a call with tools.
+
+
+@both_depths
+def test_decode_computes_the_turn_after_a_tool_itself(depth):
+    engine = FakeEngine(depth=depth)
+    engine.add("resp_x_0-0123abcd", 100, decode_params())
+    engine.step()
+    engine.agent.end("resp_x_0-0123abcd")
+    engine.run()
+    later = engine.add("resp_x_1-1123abcd", 120, decode_params(), cached=96)
+    engine.run()
+
+    assert (later.outcome, later.local) == ("stopped", 24)
+    assert len(engine.agent.commands) == 1, "the first turn's"
+    engine.assert_nothing_left()
+
+
+def test_prefill_sends_the_first_turn_only():
+    engine = FakeEngine()
+    engine.add("resp_x_0-0123abcd", 100, prefill_params())
+    engine.run(turns=3)
+    engine.agent.end("resp_x_0-0123abcd")
+    engine.run()
+    later = engine.add("resp_x_1-1123abcd", 120, prefill_params())
+    engine.run()
+
+    assert (later.outcome, later.response) == ("stopped", None)
+    assert [send.request for send in engine.agent.told(Send)] == ["resp_x_0-0123abcd"]
+    engine.assert_nothing_left()
 
 
 # The worker's half: wrong orders.

@@ -9,6 +9,7 @@ from kvpush.vllm.params import (
     DecodeLeg,
     PrefillLeg,
     first_sample_of,
+    is_later_turn,
     parse,
     prompt_of,
     transfer_of,
@@ -83,6 +84,7 @@ def test_what_is_no_object_is_refused(params):
         ("cmpl-abc-4", "cmpl-abc", 4),
         ("2_cmpl-abc-1-0123abcd", "cmpl-abc", 1),
         ("chatcmpl-abc-3-0123abcd", "chatcmpl-abc-3-0123abcd", 0),
+        ("cmpl-chatcmpl-x_3-0-0123abcd", "cmpl-chatcmpl-x_3", 0),
         ("cmpl-abc", "cmpl-abc", 0),
         ("", "", 0),
         ("7", "7", 0),
@@ -90,6 +92,43 @@ def test_what_is_no_object_is_refused(params):
 )
 def test_the_prompt_of_a_request_is_in_its_id(request_id, call, index):
     assert prompt_of(request_id) == (call, index)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "index"),
+    [
+        ("chatcmpl-abc_0-0123abcd", 0),
+        ("chatcmpl-abc_12-01234567", 12),
+        ("chatcmpl-abc_12-deadbeef", 12),
+        ("chatcmpl-a_7_2-0123abcd", 2),
+        ("chatcmpl-abc_4", 4),
+        ("1_chatcmpl-abc_4-0123abcd", 4),
+        ("chatcmpl-abc-0123abcd", 0),
+        ("chatcmpl-a_3-b-0123abcd", 0),
+        ("chatcmpl-a_3-deadbeef-0123abcd", 0),
+        ("chatcmpl-a_12345678-0123abcd", 0),
+        ("generate-tokens-abc_3-0123abcd", 0),
+    ],
+)
+def test_the_conversation_of_a_batch_is_in_its_id(request_id, index):
+    assert prompt_of(request_id) == (request_id, index)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "is_later"),
+    [
+        ("resp_abc_0-0123abcd", False),
+        ("resp_abc_1-0123abcd", True),
+        ("resp_abc_12-01234567", True),
+        ("resp_a_1_0-0123abcd", False),
+        ("resp_a_1", False),
+        ("chatcmpl-abc_1-0123abcd", False),
+        ("generate-tokens-abc_1-0123abcd", False),
+        ("abc_1-0123abcd", False),
+    ],
+)
+def test_turns_after_a_tool_are_known(request_id, is_later):
+    assert is_later_turn(request_id) == is_later
 
 
 def test_later_samples_know_the_first():
@@ -101,5 +140,6 @@ def test_later_samples_know_the_first():
 def test_a_transfer_is_named_by_call_and_prompt():
     assert transfer_of("t", "cmpl-x-0-0123abcd") == "t"
     assert transfer_of("t", "cmpl-x-3-0123abcd") == "t#3"
+    assert transfer_of("t", "chatcmpl-x_3-0123abcd") == "t#3"
     with pytest.raises(BadParams):
         transfer_of("x" * 127, "cmpl-x-3-0123abcd")

@@ -87,23 +87,45 @@ def _port(params: dict[str, Any], name: str) -> int:
     return value
 
 
-# Request ids as vLLM 0.32 makes them (entrypoints/openai/completion/serving.py, engine/input_processor.py,
-# engine/parallel_sampling.py): "cmpl-<call>-<index of the prompt>-<8 random hex digits>", before it "<index>_" for each
-# of the samples of n > 1. Other endpoints have one prompt in a call.
+# Request ids as vLLM 0.32 makes them (entrypoints/openai/completion/serving.py and chat_completion/batch_serving.py,
+# v1/engine/input_processor.py, v1/engine/parallel_sampling.py): "cmpl-<call>-<index of the prompt>-<8 random hex
+# digits>", "chatcmpl-<call>_<index of the conversation>-<8 hex digits>" in a batch of chats, before it "<index>_" for
+# each of the samples of n > 1. Other endpoints have one prompt in a call.
+#
+# A client chooses <call>, by X-Request-Id, and that of a single chat may end like a batch's. It is read as one then, in
+# both legs alike if both have that X-Request-Id.
 _PROMPT = re.compile(r"(?:\d+_)?(cmpl-.+)-(\d{1,7})(?:-[0-9a-f]{8})?", re.DOTALL)
+_CONVERSATION = re.compile(r"(?:\d+_)?chatcmpl-.+_(\d{1,7})(?:-[0-9a-f]{8})?", re.DOTALL)
 _SAMPLE = re.compile(r"(\d{1,7})_(.+)", re.DOTALL)
+# "resp_<call>_<index of the turn>-<8 hex digits>" (entrypoints/openai/responses/serving.py).
+_LATER_TURN = re.compile(r"resp_.+_[1-9]\d{0,6}-[0-9a-f]{8}", re.DOTALL)
 
 
 def prompt_of(request_id: str) -> tuple[str, int]:
-    """The call that a request belongs to, and the index of its prompt in the call."""
-    match = _PROMPT.fullmatch(request_id)
-    return (match[1], int(match[2])) if match else (request_id, 0)
+    """The call that a request belongs to, and the index of its prompt in the call.
+
+    Conversations of a batch count as calls of their own: vLLM's answer to a batch has no params, so nobody would learn
+    an id that was made up for all of them.
+    """
+    prompt = _PROMPT.fullmatch(request_id)
+    if prompt:
+        return prompt[1], int(prompt[2])
+    conversation = _CONVERSATION.fullmatch(request_id)
+    return request_id, int(conversation[1]) if conversation else 0
 
 
 def first_sample_of(request_id: str) -> str | None:
     """For a sample after the first of one prompt: the request id of the first; else None."""
     match = _SAMPLE.fullmatch(request_id)
     return f"0_{match[2]}" if match and int(match[1]) > 0 else None
+
+
+def is_later_turn(request_id: str) -> bool:
+    """Whether it goes on after a tool that vLLM called for /v1/responses.
+
+    vLLM gives it the params of the first turn, whose KV has come and gone, although its prompt is longer.
+    """
+    return _LATER_TURN.fullmatch(request_id) is not None
 
 
 def transfer_of(transfer_id: str, request_id: str) -> str:

@@ -185,7 +185,9 @@ class SchedulerHalf:
         """on_new_request."""
         try:
             leg = transfer_params.parse(params)
-            if isinstance(leg, DecodeLeg):
+            if leg is not None and transfer_params.is_later_turn(request):
+                self._count("later_turns", request, "the call's transfer was for its first turn", logging.DEBUG)
+            elif isinstance(leg, DecodeLeg):
                 self._decode_arrived(request, prompt_tokens, leg)
             elif isinstance(leg, PrefillLeg):
                 self._prefill_arrived(request, prompt_tokens, leg, output_tokens_max)
