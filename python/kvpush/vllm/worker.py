@@ -96,9 +96,9 @@ class WorkerHalf:
     def begin(self, step: Step) -> None:
         """Before the step's forward pass: what it announces goes to the agent at once.
 
-        A Send may go now too: an earlier step computed the prompt, and its forward pass is over. For an early one that is
-        the step just before. On a GPU its kernels may still run then: the Send would have to wait for an event recorded
-        behind them.
+        A Send may go now too: an earlier step computed the prompt, and its forward pass is over. For an early one that
+        is the step just before. On a GPU its kernels may still run then: the Send would have to wait for an event
+        recorded behind them.
         """
         self._idle = step.idle
         self._refused.update(step.refused)
