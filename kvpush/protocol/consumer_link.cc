@@ -159,6 +159,10 @@ void Consumer::on_peer(ConnectionId connection, Result<Peer> peer, Instant now, 
   }
   const RankOfLink at = found->second;
   Session& session = links_.at(at.directory).sessions[at.rank];
+  if (!peer && peer.error().code == ErrorCode::kFull) {  // of us, and for now
+    return refuse(at, ErrorCode::kFull, fmt::format("the consumer has no room for a peer: {}", peer.error().what),
+                  false, now, out);
+  }
   if (!peer) {
     out.push_back(Note{fmt::format("producer {} cannot be reached over {}: {}", session.welcome.from.engine_id,
                                    transports_[session.transport].name, peer.error().what)});

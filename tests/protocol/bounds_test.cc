@@ -76,6 +76,35 @@ TEST_F(Bounds, OfOutcomesAreNeverMetByAConsumerThatSaysDone) {
   EXPECT_EQ(said_, "Failed 131073 aborted\n");
 }
 
+TEST(ConsumerBounds, OfPeersAreNoReasonToCallTheProducerUnreachable) {
+  const Blocks blocks(2, 0, 1, "bfloat16", {});
+  const std::vector<TransportView> views{{.name = kFencing, .address = {}, .disconnect_fences = true}};
+  Consumer consumer({"C", {7}, 0, 1}, blocks.layout(), views, {}, Random(1));
+  const Endpoint directory{"P", 80};
+  const ConnectionId connection{1};
+  Actions out;
+  ASSERT_TRUE(consumer.on(Receive{"r1", "x1", directory, {0, 4}, {pack(std::vector{BlockId{0}})}}, {}, out));
+  consumer.on_resolved(directory, ProducerEngine{"P", {1}, {{"P", 81}}}, {}, out);
+  consumer.on_dialled(directory, 0, connection);
+  consumer.on_connected(connection, {}, out);
+  consumer.on(connection, Welcome{kProtocolVersion, {"P", {1}, 0, 1}, blocks.layout(), {{kFencing, {}}}}, {}, out);
+  ASSERT_TRUE(std::holds_alternative<ConnectPeer>(out.back()));
+
+  out.clear();
+  consumer.on_peer(connection, fail(ErrorCode::kFull, "no descriptor is left"), {}, out);
+
+  for (const Action& action : out)
+    EXPECT_FALSE(std::holds_alternative<TellEngine>(action)) << "r1 waits for better times";
+  EXPECT_EQ(consumer.waiting().size(), 1u);
+  ASSERT_TRUE(std::holds_alternative<SendMessage>(out.front()));
+  EXPECT_EQ(text(std::get<SendMessage>(out.front()).message),
+            "Refused full: the consumer has no room for a peer: no descriptor is left");
+  out.clear();
+  consumer.tick(*consumer.deadline(), out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<ResolveEngine>(out.front()));
+}
+
 TEST_F(Bounds, OfConsumersRefuseTheNextOne) {
   Actions out;
   for (std::uint64_t number = 2; number <= kSessionsMax + 1; ++number) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -104,6 +105,14 @@ TEST(StartTicks, AreThoseOfTheVeryProcess) {
   EXPECT_TRUE(PeerProcess::open(getpid(), *own));
   EXPECT_FALSE(PeerProcess::open(getpid(), *own + 1));
   EXPECT_FALSE(start_ticks(0));
+
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto without_descriptor = PeerProcess::open(getpid(), *own);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(without_descriptor.error().code, ErrorCode::kFull) << "nothing is said of the peer";
 }
 
 }  // namespace

@@ -44,6 +44,9 @@ Result<std::uint64_t> start_ticks(pid_t pid) {
 Result<PeerProcess> PeerProcess::open(pid_t pid, std::uint64_t started_ticks) {
   // Not through <sys/pidfd.h>: in glibc 2.36 it lacks C linkage for C++.
   const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    return fail(ErrorCode::kFull, "this process has no file descriptor left for one more peer");
+  }
   if (fd < 0) {
     return fail(ErrorCode::kUnavailable, errno == ENOSYS || errno == EPERM
                                              ? "the kernel or a seccomp filter refuses pidfd_open (Linux 5.3 has it)"

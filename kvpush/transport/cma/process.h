@@ -30,7 +30,8 @@ Result<std::uint64_t> start_ticks(pid_t pid);
 // Thread: agent role.
 class PeerProcess {
  public:
-  // kUnavailable: no process with that pid started at that time, or this kernel has no pidfd.
+  // kUnavailable: no process with that pid started at that time, or this kernel has no pidfd. kFull: no descriptor is
+  // left.
   static Result<PeerProcess> open(pid_t pid, std::uint64_t started_ticks);
   PeerProcess(PeerProcess&& other) noexcept;
   PeerProcess& operator=(PeerProcess&&) = delete;
