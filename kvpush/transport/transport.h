@@ -74,7 +74,8 @@ class Transport {
   // Connects to the peer that made `address`; both sides connect to each other before either writes, and the second is
   // given an address that the first has made since it connected: a backend may say there which of its ends waits.
   // kBadMessage: not an address of this backend. kUnavailable: this peer cannot be reached this way (another host, no
-  // permission); the session start then tries the next transport. Each call makes a new peer.
+  // permission); the session start then tries the next transport. kFull: no room for one more peer; the session starts
+  // again later. Each call makes a new peer.
   virtual Result<PeerId> connect(std::span<const std::byte> address) = 0;
   // Ends the peer: writes to it that have not completed complete with kPeerLost in a later poll(); afterwards none of
   // them is still reading local memory. At the target it fences if facts() say so. Unknown peers are ignored.
