@@ -51,8 +51,15 @@ std::optional<BadRequest> check_count(const json::object& body, const char* name
   return BadRequest{fmt::format("{} is a whole number of at least 1", name), name};
 }
 
-// The decode server computes the last token of the prompt alone, so it has no probabilities of the others.
-std::optional<BadRequest> check_prompt_logprobs(const json::object& body) {
+std::optional<BadRequest> check_flag(const json::object& body, const char* name) {
+  const json::value* flag = find(body, name);
+  if (flag == nullptr || flag->is_bool()) return std::nullopt;
+  return BadRequest{fmt::format("{} is true or false", name), name};
+}
+
+// The decode server computes the last token of the prompt alone, so it has no probabilities of the others: asked for
+// them, vLLM computes the whole prompt once more.
+std::optional<BadRequest> check_prompt_logprobs(Api api, const json::object& body) {
   if (find(body, "prompt_logprobs") != nullptr) {
     return BadRequest{
         "prompt_logprobs cannot be had here: the prompt is computed on another server than its answer; "
@@ -60,7 +67,15 @@ std::optional<BadRequest> check_prompt_logprobs(const json::object& body) {
         "prompt_logprobs"};
   }
   const json::value* echo = find(body, "echo");
-  if (echo != nullptr && *echo == json::value(true) && find(body, "logprobs") != nullptr) {
+  if (echo == nullptr || !echo->get_bool()) return std::nullopt;
+  // There vLLM takes echo for prompt_logprobs of as many as top_logprobs, and of 0, which is not none, without it.
+  if (api == Api::kChat) {
+    return BadRequest{
+        "echo cannot be had in a chat here: it asks for probabilities of the prompt, which is computed on another "
+        "server than its answer; leave it out",
+        "echo"};
+  }
+  if (find(body, "logprobs") != nullptr) {
     return BadRequest{
         "echo with logprobs cannot be had here: the prompt is computed on another server than its "
         "answer; leave one of them out",
@@ -80,14 +95,16 @@ std::optional<BadRequest> check(Api api, const json::object& body) {
   for (const char* name : {"n", "best_of"}) {
     if (auto bad = check_count(body, name)) return bad;
   }
-  const json::value* stream = find(body, "stream");
-  if (stream != nullptr && !stream->is_bool()) return BadRequest{"stream is true or false", "stream"};
-  return check_prompt_logprobs(body);
+  for (const char* name : {"stream", "echo"}) {
+    if (auto bad = check_flag(body, name)) return bad;
+  }
+  return check_prompt_logprobs(api, body);
 }
 
 std::string prefill_body(json::object body, const TransferId& transfer) {
   // What asks for a longer, streamed or larger answer than the one token that is thrown away.
-  for (const char* name : {"min_tokens", "stream_options", "best_of", "echo", "logprobs", "top_logprobs"}) {
+  for (const char* name :
+       {"min_tokens", "stream_options", "best_of", "echo", "logprobs", "top_logprobs", "logprob_token_ids"}) {
     body.erase(name);
   }
   body["max_tokens"] = 1;

@@ -85,6 +85,19 @@ TEST(Legs, PrefillOnceForSeveralAnswers) {
   EXPECT_EQ(legs.decode.at("logprobs"), 3);
 }
 
+// vLLM refuses each of the others without logprobs, and prefill is sent none.
+TEST(Legs, AskOnlyDecodeForProbabilities) {
+  const char* fields = R"("logprobs":true,"top_logprobs":2,"logprob_token_ids":[7,8])";
+  const ParsedLegs legs = legs_of(Api::kChat, std::string(R"({"messages":[{}],)") + fields + "}");
+
+  for (const char* name : {"logprobs", "top_logprobs", "logprob_token_ids"}) {
+    EXPECT_FALSE(legs.prefill.as_object().contains(name)) << name;
+  }
+  EXPECT_EQ(legs.decode.at("logprobs"), true);
+  EXPECT_EQ(legs.decode.at("top_logprobs"), 2);
+  EXPECT_EQ(legs.decode.at("logprob_token_ids"), boost::json::parse("[7,8]"));
+}
+
 TEST(Legs, TakeEveryFormOfPrompt) {
   for (const char* prompt : {R"("")", R"("a")", R"(["a","b"])", "[1,2]", "[[1],[2,3]]"}) {
     const ParsedLegs legs = legs_of(Api::kCompletions, std::string(R"({"prompt":)") + prompt + "}");
@@ -171,15 +184,34 @@ TEST(Legs, RefuseCountsThatAreNone) {
     expect_refused(Api::kCompletions, fields + R"("n":)" + count + "}", "n", "at least 1");
     expect_refused(Api::kCompletions, fields + R"("best_of":)" + count + "}", "best_of", "at least 1");
   }
-  expect_refused(Api::kCompletions, R"({"prompt":"a","stream":"yes"})", "stream", "true or false");
+}
+
+TEST(Legs, RefuseFlagsThatAreNone) {
+  for (const char* flag : {"\"yes\"", "1", "[]"}) {
+    const std::string fields = std::string(R"({"prompt":"a",)");
+    expect_refused(Api::kCompletions, fields + R"("stream":)" + flag + "}", "stream", "true or false");
+    expect_refused(Api::kCompletions, fields + R"("echo":)" + flag + "}", "echo", "true or false");
+  }
 }
 
 TEST(Legs, RefuseProbabilitiesOfThePrompt) {
   expect_refused(Api::kCompletions, R"({"prompt":"a","prompt_logprobs":1})", "prompt_logprobs", "leave it out");
-  expect_refused(Api::kCompletions, R"({"prompt":"a","echo":true,"logprobs":1})", "echo", "leave one of them out");
+  for (const char* count : {"1", "0"}) {
+    expect_refused(Api::kCompletions, R"({"prompt":"a","echo":true,"logprobs":)" + std::string(count) + "}", "echo",
+                   "leave one of them out");
+  }
 
   legs_of(Api::kCompletions, R"({"prompt":"a","echo":true})");
   legs_of(Api::kCompletions, R"({"prompt":"a","echo":false,"logprobs":1})");
+}
+
+// With echo alone vLLM computes probabilities of a chat's prompt, whatever else is asked for.
+TEST(Legs, RefuseEchoInChats) {
+  for (const char* more : {"", R"(,"logprobs":false)", R"(,"logprobs":true,"top_logprobs":0)"}) {
+    expect_refused(Api::kChat, R"({"messages":[{}],"echo":true)" + std::string(more) + "}", "echo", "leave it out");
+  }
+
+  legs_of(Api::kChat, R"({"messages":[{}],"echo":false,"logprobs":true,"top_logprobs":1})");
 }
 
 TEST(TransferId, IsAllBitsInHexadecimal) {
