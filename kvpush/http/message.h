@@ -54,6 +54,7 @@ struct HttpReply {
   std::string content_type = "application/json";
   std::string body{};
   HttpHeaders headers{};
+  bool close = false;  // the connection ends with it
 };
 
 }  // namespace kvpush

@@ -14,6 +14,8 @@
 #include <boost/beast/http/status.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
+#include <list>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -56,6 +58,8 @@ struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
 
   Result<void> listen();
   void accept();
+  // Opens the connection that was accepted, when there is room for it, and accepts the next one.
+  void admit();
   void close();
 
   asio::io_context& io;
@@ -65,6 +69,8 @@ struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
   std::uint16_t port = 0;
   asio::steady_timer accept_pause;
   std::set<HttpConnection*> connections;  // the open ones; each removes itself
+  std::list<HttpConnection*> idle;        // of these, those that wait for a next request, longest first
+  std::optional<tcp::socket> accepted;    // waits for room
   bool accepting = false;                 // an accept or its pause is running
   bool accept_failed = false;             // and was logged
   bool draining = false;
@@ -86,6 +92,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void open();
   void close();
   void drain();
+  // Whether nothing has arrived that is still to be read.
+  bool is_silent() const;
 
   void start(HttpHead head);
   void write(std::string bytes, std::move_only_function<void()> done);
@@ -108,6 +116,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void send(std::string bytes, std::move_only_function<void()> done);
   std::string head_text(const HttpHead& head);
   void end_answer();
+  void wait_for_request();
+  void leave_idle();
   void linger();
   void lose_client();
   void limit(Duration duration);
@@ -117,6 +127,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   tcp::socket socket_;
   asio::steady_timer timer_;
   Phase phase_ = Phase::kIdle;
+  std::optional<std::list<HttpConnection*>::iterator> idle_;  // its place among those that wait for a next request
   boost::beast::flat_buffer buffer_;
   bool waiting_for_bytes_ = false;
   bool client_closed_ = false;  // read once: Asio does not report the end of a stream a second time
@@ -234,6 +245,7 @@ void HttpServer::drain() {
   error_code ignored;
   state_->acceptor.close(ignored);
   state_->accept_pause.cancel();
+  state_->accepted.reset();
   // A copy: draining a connection may remove it.
   for (HttpConnection* connection : std::set(state_->connections)) connection->drain();
 }
@@ -256,7 +268,7 @@ Result<void> HttpServer::State::listen() {
 }
 
 void HttpServer::State::accept() {
-  if (accepting || draining || connections.size() >= options.connections_max) return;
+  if (accepting || draining) return;
   accepting = true;
   acceptor.async_accept([self = shared_from_this()](error_code error, tcp::socket socket) {
     self->accepting = false;
@@ -274,9 +286,20 @@ void HttpServer::State::accept() {
       return;
     }
     self->accept_failed = false;
-    std::make_shared<HttpConnection>(self, std::move(socket))->open();
-    self->accept();
+    self->accepted = std::move(socket);
+    self->admit();
   });
+}
+
+void HttpServer::State::admit() {
+  if (!accepted.has_value()) return;
+  if (connections.size() >= options.connections_max) {
+    const auto silent = std::ranges::find_if(idle, &HttpConnection::is_silent);
+    if (silent != idle.end()) (*silent)->close();  // which calls this again
+    return;
+  }
+  std::make_shared<HttpConnection>(shared_from_this(), *std::exchange(accepted, std::nullopt))->open();
+  accept();
 }
 
 void HttpServer::State::close() {
@@ -284,6 +307,7 @@ void HttpServer::State::close() {
   error_code ignored;
   acceptor.close(ignored);
   accept_pause.cancel();
+  accepted.reset();
   while (!connections.empty()) (*connections.begin())->close();
   handler = nullptr;
 }
@@ -304,13 +328,19 @@ void HttpConnection::close() {
   timer_.cancel();
   error_code ignored;
   socket_.close(ignored);
+  leave_idle();
   server_->connections.erase(this);
-  server_->accept();
+  server_->admit();
 }
 
 void HttpConnection::drain() {
   keep_alive_ = false;
   if (phase_ == Phase::kIdle) close();
+}
+
+bool HttpConnection::is_silent() const {
+  error_code ignored;
+  return socket_.available(ignored) == 0;
 }
 
 void HttpConnection::wait_for_bytes() {
@@ -346,6 +376,7 @@ void HttpConnection::on_bytes(error_code error, std::size_t count) {
 
 void HttpConnection::read_head() {
   phase_ = Phase::kReading;
+  leave_idle();
   limit(server_->options.read_timeout);
   head_only_ = false;
   parser_.emplace();
@@ -477,6 +508,7 @@ void HttpConnection::reply(HttpReply reply) {
   KVPUSH_CHECK(!head_sent_ && !head_.has_value(), "an answer has one head");
   gone_ = nullptr;
   if (phase_ != Phase::kAnswering) return;
+  if (reply.close) keep_alive_ = false;
   HttpHead head{reply.status, std::move(reply.headers), reply.body.size()};
   if (!reply.content_type.empty()) head.headers.set("Content-Type", reply.content_type);
   std::string out = head_text(head);
@@ -539,8 +571,18 @@ void HttpConnection::end_answer() {
     socket_.cancel(ignored);
     return;
   }
+  wait_for_request();
+}
+
+void HttpConnection::wait_for_request() {
   limit(server_->options.idle_timeout);
   wait_for_bytes();
+  idle_ = server_->idle.insert(server_->idle.end(), this);
+  server_->admit();
+}
+
+void HttpConnection::leave_idle() {
+  if (idle_.has_value()) server_->idle.erase(*std::exchange(idle_, std::nullopt));
 }
 
 void HttpConnection::linger() {

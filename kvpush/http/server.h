@@ -83,8 +83,10 @@ class HttpRoutes {
 Counter& http_bad_requests(Registry& registry);
 
 struct HttpServerOptions {
-  Endpoint listen{"127.0.0.1", 0};     // port 0: the kernel picks
-  std::size_t connections_max = 1024;  // more wait in the kernel's backlog
+  Endpoint listen{"127.0.0.1", 0};  // port 0: the kernel picks
+  // For one more, that which has waited longest for its next request is closed; more wait while each has a request to
+  // be answered, or its first one still to send.
+  std::size_t connections_max = 1024;
   std::uint32_t header_bytes_max = 64u << 10;
   std::uint64_t body_bytes_max = 1u << 20;
   Duration read_timeout = std::chrono::seconds(30);   // from a request's first byte to its last

@@ -38,6 +38,12 @@ class HttpServerTest : public testing::Test {
     asked_.pop_front();
     return asked;
   }
+  // A whole exchange, after which the peer keeps its connection.
+  void ask_and_answer(TestPeer& peer) {
+    peer.send("GET / HTTP/1.1\r\n\r\n");
+    next().responder.reply({.body = "answer"});
+    peer.take_until(loop_, "answer");
+  }
   void expect_closed(TestPeer& peer) {
     loop_.until("the server closes", [&] { return peer.closed(); });
   }
@@ -486,6 +492,66 @@ TEST_F(HttpServerTest, LeavesConnectionsAboveItsLimitWaiting) {
   first.close();
 
   EXPECT_EQ(next().request.target, "/second");
+}
+
+TEST_F(HttpServerTest, ClosesTheConnectionThatIsIdleLongestForOneAboveItsLimit) {
+  serve({.connections_max = 2});
+  TestPeer first = client();
+  TestPeer second = client();
+  for (TestPeer* peer : {&first, &second, &first}) ask_and_answer(*peer);
+  TestPeer third = client();
+
+  ask_and_answer(third);
+
+  expect_closed(second);
+  EXPECT_EQ(server_->connections(), 2u);
+  ask_and_answer(first);
+}
+
+TEST_F(HttpServerTest, ClosesAConnectionThatTurnsIdleWhileAnotherWaits) {
+  serve({.connections_max = 1});
+  TestPeer first = client();
+  TestPeer second = client();
+  first.send("GET /first HTTP/1.1\r\n\r\n");
+  second.send("GET /second HTTP/1.1\r\n\r\n");
+  Asked asked = next();
+  loop_.settle();
+  EXPECT_TRUE(asked_.empty());
+
+  asked.responder.reply({.body = "answer"});
+
+  first.take_until(loop_, "answer");
+  expect_closed(first);
+  EXPECT_EQ(next().request.target, "/second");
+}
+
+TEST_F(HttpServerTest, KeepsConnectionsAtItsLimitWhoseFirstOrNextRequestIsOnItsWay) {
+  serve({.connections_max = 2});
+  TestPeer silent = client();
+  TestPeer kept = client();
+  ask_and_answer(kept);
+  loop_.until("both are accepted", [&] { return server_->connections() == 2; });
+
+  // The listening socket is ready before that of the connection that it could close.
+  TestPeer above = client();
+  kept.send("GET /next HTTP/1.1\r\n\r\n");
+  Asked asked = next();
+  silent.send("GET /first HTTP/1.1\r\n\r\n");
+
+  EXPECT_EQ(asked.request.target, "/next");
+  EXPECT_EQ(next().request.target, "/first");
+  EXPECT_FALSE(above.closed());
+}
+
+TEST_F(HttpServerTest, ClosesAfterAReplyThatEndsTheConnection) {
+  serve();
+  TestPeer peer = client();
+  peer.send("GET / HTTP/1.1\r\n\r\n");
+
+  next().responder.reply({.body = "last", .close = true});
+
+  EXPECT_THAT(peer.take_until(loop_, "last"), HasSubstr("Connection: close\r\n"));
+  expect_closed(peer);
 }
 
 TEST_F(HttpServerTest, DrainsByFinishingWhatItHasAndTakingNothingNew) {

@@ -161,6 +161,7 @@ void Router::Impl::on_request(Api api, const HttpRequest& request, HttpResponder
     metrics_.request_refused(api, RequestOutcome::kFull);
     HttpReply full = error_reply(503, "the router has as many requests in flight as it takes; try again");
     full.headers.add("Retry-After", "1");
+    full.close = true;  // who is refused holds no connection that another client could have
     return responder.reply(std::move(full));
   }
   const Instant arrived = world_.now();

@@ -478,6 +478,7 @@ def test_one_request_too_many_is_told_to_come_back(prefill, decode):
         answer = router.post("/v1/completions", COMPLETION).finish()
         assert answer.status == 503
         assert answer.headers["Retry-After"] == "1"
+        assert answer.headers["Connection"] == "close"
         assert answer.error["type"] == "overloaded_error"
 
         p_leg.answer({})
