@@ -116,6 +116,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void send(std::string bytes, std::move_only_function<void()> done);
   std::string head_text(const HttpHead& head);
   void end_answer();
+  bool would_look_complete() const;
   void wait_for_request();
   void leave_idle();
   void linger();
@@ -323,14 +324,21 @@ void HttpConnection::open() {
 // Ends everything without a word to anybody; running operations end by themselves.
 void HttpConnection::close() {
   if (phase_ == Phase::kClosed) return;
+  error_code ignored;
+  // A reset, so that the client does not take what it has for all of it.
+  if (would_look_complete()) socket_.set_option(asio::socket_base::linger(true, 0), ignored);
   phase_ = Phase::kClosed;
   gone_ = nullptr;
   timer_.cancel();
-  error_code ignored;
   socket_.close(ignored);
   leave_idle();
   server_->connections.erase(this);
   server_->admit();
+}
+
+// The answer is not complete, and the end of the connection is the end of its body.
+bool HttpConnection::would_look_complete() const {
+  return phase_ == Phase::kAnswering && head_sent_ && !chunked_ && !bytes_left_.has_value() && !head_only_;
 }
 
 void HttpConnection::drain() {

@@ -298,6 +298,7 @@ TEST_F(HttpServerTest, BreaksAStreamThatWasDropped) {
 
   expect_closed(peer);
   EXPECT_EQ(peer.received(), "");
+  EXPECT_FALSE(peer.reset());  // the missing last chunk says enough, and a reset could lose bytes
 }
 
 TEST_F(HttpServerTest, RefusesABodyAboveItsLimit) {
@@ -440,7 +441,39 @@ TEST_F(HttpServerTest, EndsAnAnswerToHttp10ByClosing) {
   responder.finish();
 
   expect_closed(peer);
+  EXPECT_FALSE(peer.reset());
   EXPECT_THAT(peer.received(), AllOf(Not(HasSubstr("chunked")), EndsWith("\r\n\r\npiece")));
+}
+
+TEST_F(HttpServerTest, ResetsAStreamToHttp10ThatWasDropped) {
+  serve();
+  TestPeer peer = client();
+  peer.send("GET / HTTP/1.0\r\n\r\n");
+
+  {
+    Asked dropped = next();
+    dropped.responder.start({});
+    dropped.responder.write("piece", {});
+    peer.take_until(loop_, "piece");
+  }
+
+  expect_closed(peer);
+  EXPECT_TRUE(peer.reset());
+}
+
+TEST_F(HttpServerTest, ResetsAStreamToHttp10WhoseServerStops) {
+  serve();
+  TestPeer peer = client();
+  peer.send("GET / HTTP/1.0\r\n\r\n");
+  HttpResponder responder = next().responder;
+  responder.start({});
+  responder.write("piece", {});
+  peer.take_until(loop_, "piece");
+
+  server_.reset();
+
+  expect_closed(peer);
+  EXPECT_TRUE(peer.reset());
 }
 
 TEST_F(HttpServerTest, ClosesConnectionsThatSayNothing) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/error.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
@@ -70,6 +71,7 @@ class TestPeer {
       const std::size_t count = socket_.read_some(boost::asio::buffer(piece), error);
       received_.append(piece.data(), count);
       closed_ = static_cast<bool>(error);
+      reset_ = error == boost::asio::error::connection_reset;
     }
     return received_;
   }
@@ -82,11 +84,14 @@ class TestPeer {
   }
   // The other side has closed or broken the connection, and everything before that has been read.
   bool closed() { return received(), closed_; }
+  // It was broken.
+  bool reset() { return received(), reset_; }
 
  private:
   boost::asio::ip::tcp::socket socket_;
   std::string received_;
   bool closed_ = false;
+  bool reset_ = false;
 };
 
 // Listens, and gives out connections in the order in which they came.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import socket
 import subprocess
@@ -332,6 +333,24 @@ def test_decode_breaking_off_in_its_answer_breaks_the_clients(router, prefill, d
             pass
         raise AssertionError("the answer seemed complete")
     wait_for_metric(router, 1, "kvpush_router_requests_total", endpoint="completions", outcome="broken")
+
+
+def test_decode_breaking_off_in_its_answer_resets_an_http_1_0_client(router, prefill, decode):
+    body = json.dumps(COMPLETION | {"stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", router.port), WAIT_SECONDS) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        prefill.next().answer({})
+        d_leg = decode.next()
+        d_leg.start_stream()
+        d_leg.piece(b"data: 1\n\n")
+        received = b""
+        while not received.endswith(b"data: 1\n\n"):
+            received += client.recv(4096)
+
+        d_leg.close()
+
+        with pytest.raises(ConnectionResetError):
+            client.recv(4096)
 
 
 @pytest.mark.parametrize("missing", ["prefill", "decode"])
