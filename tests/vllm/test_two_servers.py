@@ -122,6 +122,45 @@ def test_a_router_that_runs_the_legs_one_after_the_other_needs_no_transfer_id(pa
         assert second.text == reference.texts[prompt]
 
 
+def test_such_a_router_is_told_of_the_kv_of_several_samples(pair, reference):
+    prompt = prompts.STORIES[8]
+    samples = {"n": 3, "temperature": 1, "top_k": 1}  # vLLM refuses several where the temperature is 0
+    first = servers.complete(pair.p.url, prompt, 1, **samples, kv_transfer_params={"do_remote_decode": True})
+    assert first.kv_transfer_params is not None, "prefill tells where its KV is"
+
+    second = servers.complete(pair.d.url, prompt, TOKENS, **samples, kv_transfer_params=first.kv_transfer_params)
+
+    assert second.text == reference.texts[prompt]
+    assert pair.d.transfers("ended")[-1]["outcome"] == "delivered"
+
+
+# Shows C1.
+def test_conversations_of_a_batch_are_transferred_one_by_one(pair):
+    conversations = [[{"role": "user", "content": prompt}] for prompt in prompts.SHORT[:3]]
+    common = {"model": servers.MODEL_NAME, "temperature": 0}
+    transfer = {"transfer_id": uuid.uuid4().hex, "remote_host": servers.HOST, "remote_port": pair.p.directory_port}
+
+    def ask(server: servers.VllmServer, path: str, **body: object) -> dict:
+        url = f"{server.url}/v1/chat/completions{path}"
+        return servers.post_json(url, {**common, **body}, servers.COMPLETION_LIMIT_S)
+
+    def ask_leg(server: servers.VllmServer, tokens: int, role: str) -> dict:
+        params = {**transfer, role: True}
+        return ask(server, "/batch", messages=conversations, max_tokens=tokens, kv_transfer_params=params)
+
+    sources = Sources(pair)
+    with ThreadPoolExecutor(2) as pool:
+        prefill = pool.submit(ask_leg, pair.p, 1, "do_remote_decode")
+        answer = pool.submit(ask_leg, pair.d, TOKENS, "do_remote_prefill").result()
+        prefill.result()
+
+    assert sources()["local_compute"] == len(conversations), "decode computes the last prompt token of each"
+    alone = [ask(pair.p, "", messages=messages, max_tokens=TOKENS) for messages in conversations]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [
+        one["choices"][0]["message"]["content"] for one in alone
+    ]
+
+
 def test_decode_holds_the_bytes_that_prefill_computed(pair, reference, tmp_path: Path):
     for prompt in (prompts.SHORT[1], prompts.SHORT[10], prompts.STORIES[3], prompts.STORIES[9], prompts.STORIES[-1]):
         count = reference.prompt_tokens[prompt] - 1  # decode computes the last one itself
