@@ -99,7 +99,11 @@ HttpFlow Exchange::on_body(Role role, std::string_view bytes) {
 void Exchange::on_leg_end(Role role, const Result<void>& result) {
   leg(role).running = false;
   const bool ok = result.has_value() && leg(role).head.status < 400;
-  if (events_.on_leg_end) events_.on_leg_end(role, ok ? LegOutcome::kOk : LegOutcome::kFailed);
+  if (events_.on_leg_end) {
+    events_.on_leg_end(role, ok                         ? LegOutcome::kOk
+                             : is_refused(role, result) ? LegOutcome::kRefused
+                                                        : LegOutcome::kFailed);
+  }
   if (!ok) {
     fail(role, result);
   } else if (role == Role::kDecode) {
@@ -108,10 +112,18 @@ void Exchange::on_leg_end(Role role, const Result<void>& result) {
   end_if_idle();
 }
 
+// Whether what the server says is about the client's request, and the client's to read.
+bool Exchange::is_refused(Role role, const Result<void>& result) const {
+  return result.has_value() && is_client_error(leg(role).head.status) && leg(role).error_body.size() < kErrorBytesMax;
+}
+
 void Exchange::fail(Role role, const Result<void>& result) {
+  const bool refused = is_refused(role, result);
   const HttpReply reply = failure_reply(role, result);
-  log(LogLevel::kWarning, fmt::format("request {}: {} leg at {} failed: {}", request_id_, role_name(role),
-                                      leg(role).server, quoted(reply.body)));
+  // Clients make mistakes as often as they like, and nobody who runs the router can mend them.
+  log(refused ? LogLevel::kInfo : LogLevel::kWarning,
+      fmt::format("request {}: {} leg at {} {}: {}", request_id_, role_name(role), leg(role).server,
+                  refused ? "refused" : "failed", quoted(reply.body)));
   if (!responder_.has_value()) return;
   if (streaming_) {
     if (role == Role::kPrefill) return;
@@ -122,17 +134,18 @@ void Exchange::fail(Role role, const Result<void>& result) {
   cancel(other(role));
   responder_->reply(reply);
   responder_.reset();
+  if (refused) return end_answer(RequestOutcome::kRefused);
   end_answer(role == Role::kPrefill ? RequestOutcome::kPrefillFailed : RequestOutcome::kDecodeFailed);
 }
 
-// What the leg said of the client's request is the client's to read; everything else is a fault behind the router.
+// All but a refusal is a fault behind the router.
 HttpReply Exchange::failure_reply(Role role, const Result<void>& result) const {
   const Leg& failed = leg(role);
   HttpReply reply;
   if (!result.has_value()) {
     reply = error_reply(
         502, fmt::format("the {} server {} failed: {}", role_name(role), failed.server, result.error().what));
-  } else if (is_client_error(failed.head.status) && failed.error_body.size() < kErrorBytesMax) {
+  } else if (is_refused(role, result)) {
     reply.status = failed.head.status;
     reply.headers = end_to_end(failed.head.headers);
     reply.content_type = reply.headers.find("Content-Type").value_or("application/json");

@@ -17,10 +17,15 @@ enum class Role : std::uint8_t { kPrefill, kDecode };
 std::string_view role_name(Role role);
 
 // How a leg ended, and how a client's request did: label values of the metrics.
-enum class LegOutcome : std::uint8_t { kOk, kFailed, kCancelled };
+enum class LegOutcome : std::uint8_t {
+  kOk,
+  kRefused,  // by the server, with a status 4xx: the client's mistake
+  kFailed,
+  kCancelled,
+};
 enum class RequestOutcome : std::uint8_t {
   kOk,
-  kRefused,        // by the router: the client's mistake
+  kRefused,        // by the router or a server: the client's mistake
   kFull,           // by the router: too many in flight
   kPrefillFailed,  // the client got an error
   kDecodeFailed,   // the client got an error
@@ -82,6 +87,7 @@ class Exchange {
   HttpCallId start_leg(Role role, HttpCall call);
   HttpFlow on_body(Role role, std::string_view bytes);
   void on_leg_end(Role role, const Result<void>& result);
+  bool is_refused(Role role, const Result<void>& result) const;
   void fail(Role role, const Result<void>& result);
   HttpReply failure_reply(Role role, const Result<void>& result) const;
   void finish_answer();

@@ -16,6 +16,7 @@ std::string api_name(Api api) {
 std::string outcome_name(LegOutcome outcome) {
   switch (outcome) {
     case LegOutcome::kOk: return "ok";
+    case LegOutcome::kRefused: return "refused";
     case LegOutcome::kFailed: return "failed";
     case LegOutcome::kCancelled: return "cancelled";
   }
@@ -54,7 +55,8 @@ RouterMetrics::RouterMetrics()
     request_seconds(registry_, api);
   }
   for (const Role role : {Role::kPrefill, Role::kDecode}) {
-    for (const LegOutcome outcome : {LegOutcome::kOk, LegOutcome::kFailed, LegOutcome::kCancelled}) {
+    for (const LegOutcome outcome :
+         {LegOutcome::kOk, LegOutcome::kRefused, LegOutcome::kFailed, LegOutcome::kCancelled}) {
       legs(registry_, role, outcome);
     }
   }

@@ -47,6 +47,17 @@ def wait_for_metric(router: RouterProcess, value: float, name: str, **labels: st
     pytest.fail(f"{name} {labels} is {router.metric(name, **labels)} and not {value}")
 
 
+def assert_refused(router: RouterProcess, endpoint: str, by: str, cancelled: str) -> None:
+    """The one request was the client's mistake, and nothing that an operator should be warned of."""
+    assert router.metric("kvpush_router_requests_total", endpoint=endpoint, outcome="refused") == 1
+    assert router.metric("kvpush_router_requests_total", endpoint=endpoint, outcome=f"{by}_failed") == 0
+    assert router.metric("kvpush_router_legs_total", role=by, outcome="refused") == 1
+    assert router.metric("kvpush_router_legs_total", role=by, outcome="failed") == 0
+    assert router.metric("kvpush_router_legs_total", role=cancelled, outcome="cancelled") == 1
+    assert len(router.logged(" info ", f"{by} leg at", "refused")) == 1
+    assert router.logged(" warning ") == []
+
+
 # Both legs
 
 
@@ -232,6 +243,7 @@ def test_prefill_refusing_cancels_decode_and_is_the_answer(router, prefill, deco
     answer = sent.finish()
     assert (answer.status, answer.json) == (400, {"error": {"message": "too long"}})
     assert answer.headers["X-Request-Id"]
+    assert_refused(router, "completions", by="prefill", cancelled="decode")
 
 
 def test_prefill_failing_cancels_decode_and_is_named(router, prefill, decode):
@@ -302,6 +314,7 @@ def test_decode_refusing_cancels_prefill_and_is_the_answer(router, prefill, deco
     answer = sent.finish()
     assert (answer.status, answer.json) == (404, {"error": {"message": "no such model"}})
     assert answer.headers["X-From-Decode"] == "1"
+    assert_refused(router, "chat_completions", by="decode", cancelled="prefill")
 
 
 # Shows E5.
