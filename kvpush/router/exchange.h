@@ -32,6 +32,12 @@ enum class RequestOutcome : std::uint8_t {
   kBroken,         // decode failed in the middle of its answer: the client saw it end early
   kClientGone,
 };
+inline constexpr RequestOutcome kRequestOutcomes[] = {
+    RequestOutcome::kOk,           RequestOutcome::kRefused,
+    RequestOutcome::kFull,         RequestOutcome::kPrefillFailed,
+    RequestOutcome::kDecodeFailed, RequestOutcome::kBroken,
+    RequestOutcome::kClientGone,
+};
 std::string_view outcome_name(RequestOutcome outcome);
 
 // What an exchange tells about itself while it runs.

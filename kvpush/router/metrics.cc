@@ -50,7 +50,7 @@ RouterMetrics::RouterMetrics()
     : in_flight_(registry_.gauge("kvpush_router_requests_in_flight", "Requests whose clients wait for an answer.")) {
   // From the start, so that a rate over the first event is not lost.
   for (const Api api : kApis) {
-    requests(registry_, api, RequestOutcome::kOk);
+    for (const RequestOutcome outcome : kRequestOutcomes) requests(registry_, api, outcome);
     first_byte_seconds(registry_, api);
     request_seconds(registry_, api);
   }
