@@ -1,7 +1,5 @@
 #include "kvpush/http/client.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -24,6 +22,7 @@
 #include <utility>
 
 #include "kvpush/base/check.h"
+#include "kvpush/http/tune.h"
 
 namespace kvpush {
 namespace asio = boost::asio;
@@ -37,11 +36,6 @@ namespace {
 // One piece of a body handed to its taker.
 constexpr std::size_t kPieceBytesMax = 16u << 10;
 
-// A machine that vanished sends nothing: probes find that out in 10 + 3 * 5 seconds, however long an answer may take.
-constexpr int kProbeAfterSeconds = 10;
-constexpr int kProbeEverySeconds = 5;
-constexpr int kProbesMax = 3;
-
 // Asked for by nobody.
 constexpr unsigned kSwitchingProtocols = 101;
 // Servers send none, or one or two hints; each begins the wait for the answer anew, which need never end without a
@@ -50,18 +44,6 @@ constexpr int kInterimAnswersMax = 8;
 
 std::unexpected<Error> not_http() {
   return fail(ErrorCode::kBadMessage, "answered something that is not HTTP");
-}
-
-void tune(tcp::socket& socket) {
-  error_code ignored;
-  socket.set_option(tcp::no_delay(true), ignored);
-  socket.set_option(asio::socket_base::keep_alive(true), ignored);
-  const auto set = [&](int option, int value) {
-    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
-  };
-  set(TCP_KEEPIDLE, kProbeAfterSeconds);
-  set(TCP_KEEPINTVL, kProbeEverySeconds);
-  set(TCP_KEEPCNT, kProbesMax);
 }
 
 class Call;

@@ -23,6 +23,7 @@
 #include "kvpush/base/clock.h"
 #include "kvpush/base/log.h"
 #include "kvpush/base/log_limit.h"
+#include "kvpush/http/tune.h"
 
 namespace kvpush {
 namespace asio = boost::asio;
@@ -315,8 +316,7 @@ void HttpServer::State::close() {
 
 void HttpConnection::open() {
   server_->connections.insert(this);
-  error_code ignored;
-  socket_.set_option(tcp::no_delay(true), ignored);  // pieces of a stream leave at once
+  tune(socket_);
   limit(server_->options.idle_timeout);
   wait_for_bytes();
 }

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include "kvpush/http/testing.h"
 
@@ -13,6 +16,24 @@ using testing::AllOf;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::StartsWith;
+
+// The socket of this process whose other end has this port of this machine; -1 if there is none.
+int descriptor_connected_to(std::uint16_t port) {
+  for (int descriptor = 0; descriptor < 1024; ++descriptor) {
+    sockaddr_in address{};
+    socklen_t size = sizeof(address);
+    if (::getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &size) != 0) continue;
+    if (address.sin_family == AF_INET && ntohs(address.sin_port) == port) return descriptor;
+  }
+  return -1;
+}
+
+int socket_option(int socket, int level, int option) {
+  int value = -1;
+  socklen_t size = sizeof(value);
+  EXPECT_EQ(::getsockopt(socket, level, option, &value, &size), 0);
+  return value;
+}
 
 // A server that hands its requests to the test, and the peers that talk to it.
 class HttpServerTest : public testing::Test {
@@ -585,6 +606,21 @@ TEST_F(HttpServerTest, ClosesAfterAReplyThatEndsTheConnection) {
 
   EXPECT_THAT(peer.take_until(loop_, "last"), HasSubstr("Connection: close\r\n"));
   expect_closed(peer);
+}
+
+TEST_F(HttpServerTest, ProbesClientsThatSayNothing) {
+  serve();
+  TestPeer peer = client();
+  loop_.until("it is accepted", [&] { return server_->connections() == 1; });
+
+  const int socket = descriptor_connected_to(peer.port());
+
+  ASSERT_GE(socket, 0);
+  EXPECT_EQ(socket_option(socket, SOL_SOCKET, SO_KEEPALIVE), 1);
+  const int silent_seconds_max =
+      socket_option(socket, IPPROTO_TCP, TCP_KEEPIDLE) +
+      socket_option(socket, IPPROTO_TCP, TCP_KEEPINTVL) * socket_option(socket, IPPROTO_TCP, TCP_KEEPCNT);
+  EXPECT_LE(silent_seconds_max, 25);
 }
 
 TEST_F(HttpServerTest, DrainsByFinishingWhatItHasAndTakingNothingNew) {

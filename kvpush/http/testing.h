@@ -84,6 +84,7 @@ class TestPeer {
   }
   // The other side has closed or broken the connection, and everything before that has been read.
   bool closed() { return received(), closed_; }
+  std::uint16_t port() const { return socket_.local_endpoint().port(); }
   // It was broken.
   bool reset() { return received(), reset_; }
 
