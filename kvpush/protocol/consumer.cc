@@ -98,9 +98,10 @@ void Consumer::on(const Await& command, Instant now, Actions& out) {
     link.declines.erase(command.transfer_id);
     if (!link.refused && !link.draining) {
       awaited_.emplace(key, false);
+      ++link.awaits;
       deadlines_.set({.kind = Kind::kAwait, .directory = command.producer, .transfer_id = command.transfer_id},
                      now + options_.match_timeout);
-      if (link.state == LinkState::kReady) tell_all(link, Expect{command.transfer_id}, out);
+      if (link.state == LinkState::kReady) expect(command.producer, link, command.transfer_id, now, out);
       return;
     }
   }
@@ -176,7 +177,7 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kRetry: {
         const auto link = links_.find(due.directory);
         if (link == links_.end()) break;
-        if (link->second.requests.empty() && !is_awaited(due.directory)) {
+        if (link->second.requests.empty() && link->second.declines.empty() && !is_awaited(due.directory)) {
           links_.erase(link);
         } else {
           resolve(due.directory, link->second, now, out);
@@ -199,9 +200,11 @@ void Consumer::tick(Instant now, Actions& out) {
       case Kind::kProof: {
         const auto request = requests_.find(due.request);
         if (request == requests_.end()) break;
+        const Endpoint directory = request->second.receive.producer;
+        if (links_.at(directory).state != LinkState::kReady) break;  // one that was due before it has ended the link
         ++counters_.links_overdue;
-        end_link(Endpoint(request->second.receive.producer), ErrorCode::kTimeout,
-                 "the producer does not say that its writes have ended", false, now, out);
+        end_link(directory, ErrorCode::kTimeout, "the producer does not say that its writes have ended", false, now,
+                 out);
         break;
       }
     }

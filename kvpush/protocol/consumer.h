@@ -131,8 +131,8 @@ class Consumer {
     std::optional<Peer> peer;
     std::optional<PairPlan> plan;
     RegistrationNumber done;  // told as Done
-    // Registrations made with the rank lack proof. While there are any it asks for its lease again and again, so that
-    // silence for a whole lease means that it is lost.
+    // Registrations made with the rank lack proof, or its engine has yet to say that a prefill is admitted. Until then
+    // it asks for its lease again and again, so that silence for a whole lease means that it is lost.
     bool is_awaited = false;
     Instant heard{};  // when its last message came, or since when it is awaited
   };
@@ -148,6 +148,7 @@ class Consumer {
     std::optional<ErrorCode> refused;  // while kWaiting: new requests end with this
     bool draining = false;             // the engine said Goodbye
     std::set<RequestId> requests;
+    std::size_t awaits = 0;         // whose AwaitEnded was not said
     std::set<TransferId> declines;  // to be told when it is ready
   };
   enum class PartState : std::uint8_t {
@@ -221,8 +222,11 @@ class Consumer {
   void forget_await(const Endpoint& directory, const TransferId& transfer_id, Actions& out);
   bool is_awaited(const Endpoint& directory) const;
 
-  // From now on the session must not be silent for a lease.
+  // From now on the session must not be silent for a lease, until rest_rank() finds no reason any more.
   void await_rank(const RankOfLink& at, Session& session, Instant now);
+  void rest_rank(const RankOfLink& at, Link& link);
+  // Says Expect to every rank, and waits for Admitted.
+  void expect(const Endpoint& directory, Link& link, const TransferId& transfer_id, Instant now, Actions& out);
   void on_silence(const RankOfLink& at, Instant now, Actions& out);
 
   // consumer_request.cc

@@ -62,6 +62,7 @@ void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngin
       if (request.loss) fail_request(id, ErrorCode::kPeerRestarted, now, out);
     }
     link.unproven.clear();
+    if (link.engine.incarnation != Incarnation{}) link.declines.clear();  // said of another process
   }
   link.engine = *engine;
   link.state = LinkState::kStarting;
@@ -207,7 +208,7 @@ void Consumer::on_link_ready(const Endpoint& directory, Link& link, Instant now,
       Note{fmt::format("producer {} at {}: {} session(s) ready over {}", link.engine.engine_id, to_string(directory),
                        link.sessions.size(), transports_[link.sessions.front().transport].name)});
   for (auto it = awaited_.lower_bound({directory, {}}); it != awaited_.end() && it->first.first == directory; ++it) {
-    tell_all(link, Expect{it->first.second}, out);
+    expect(directory, link, it->first.second, now, out);
   }
   for (const TransferId& transfer_id : std::exchange(link.declines, {})) tell_all(link, Unwanted{transfer_id}, out);
   // Outcomes of an earlier session that a fence has made needless.
@@ -230,7 +231,7 @@ void Consumer::tell_all(const Link& link, const Message& message, Actions& out) 
 void Consumer::decline(Link& link, const TransferId& transfer_id, Actions& out) {
   if (link.state == LinkState::kReady) {
     tell_all(link, Unwanted{transfer_id}, out);
-  } else if (link.state != LinkState::kWaiting && link.declines.size() < kRequestsMax) {
+  } else if (!link.refused && link.declines.size() < kRequestsMax) {
     link.declines.insert(transfer_id);
   }
 }
@@ -246,6 +247,9 @@ void Consumer::on(const RankOfLink& at, const Admitted& message, Actions& out) {
 
 void Consumer::end_await(const Endpoint& directory, const TransferId& transfer_id, bool& is_told, Actions& out) {
   if (std::exchange(is_told, true)) return;
+  Link& link = links_.at(directory);
+  --link.awaits;
+  for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) rest_rank({directory, rank}, link);
   deadlines_.clear({.kind = Kind::kAwait, .directory = directory, .transfer_id = transfer_id});
   out.push_back(TellEngine{AwaitEnded{transfer_id, directory}});
 }
@@ -272,6 +276,20 @@ void Consumer::await_rank(const RankOfLink& at, Session& session, Instant now) {
   if (std::exchange(session.is_awaited, true)) return;
   session.heard = now;
   deadlines_.set({.kind = Kind::kSilence, .directory = at.directory, .rank = at.rank}, now + options_.lease);
+}
+
+void Consumer::rest_rank(const RankOfLink& at, Link& link) {
+  if (link.awaits > 0 || !link.unproven[at.rank].empty()) return;
+  if (!std::exchange(link.sessions[at.rank].is_awaited, false)) return;
+  deadlines_.clear({.kind = Kind::kSilence, .directory = at.directory, .rank = at.rank});
+}
+
+void Consumer::expect(const Endpoint& directory, Link& link, const TransferId& transfer_id, Instant now, Actions& out) {
+  tell_all(link, Expect{transfer_id}, out);
+  if (link.awaits == 0) return;
+  for (std::uint32_t rank = 0; rank < link.sessions.size(); ++rank) {
+    await_rank({directory, rank}, link.sessions[rank], now);
+  }
 }
 
 void Consumer::on_silence(const RankOfLink& at, Instant now, Actions& out) {

@@ -160,9 +160,7 @@ void Consumer::settle(const RequestId& id, std::uint32_t rank, PartState state, 
     link.unproven[rank].erase(part.number);
     if (link.state == LinkState::kReady) {
       tell_done(link, rank, out);
-      if (link.unproven[rank].empty() && std::exchange(link.sessions[rank].is_awaited, false)) {
-        deadlines_.clear({.kind = Kind::kSilence, .directory = request.receive.producer, .rank = rank});
-      }
+      rest_rank({request.receive.producer, rank}, link);
     }
   }
   if (watched_.contains(part.peer) && !is_needed(part.peer)) {

@@ -179,13 +179,10 @@ class Producer {
     std::optional<Instant> left;          // since when its consumer is lost or has revoked; not before Send
     std::uint32_t rank_count = 0;         // of the consumer
     std::set<std::uint32_t> ranks_ended;  // consumer ranks that have their part or declined it
-    std::set<std::uint32_t> ranks_left;   // those whose last registration ended undelivered
+    std::set<std::uint32_t> ranks_left;   // those that were lost or gave up, and have not come again
     std::set<RegistrationKey> registrations;
     std::uint64_t bytes = 0;
     SendingTimes times;
-
-    // Another engine may take over.
-    bool is_free() const { return !consumer || (registrations.empty() && !ranks_left.empty()); }
   };
   struct PostedBatch {
     RegistrationKey registration;
@@ -233,6 +230,9 @@ class Producer {
 
   // producer_transfer.cc
   Result<Transfer*> bind(const TransferId& transfer_id, const RankName& consumer);
+  // Another engine may take over: nothing is being written, and a rank that needs its part has gone or never came.
+  bool is_free(const Transfer& transfer) const;
+  static void note_left(Transfer& transfer, Instant at);
   void start(const RegistrationKey& key, Registration& registration, Transfer& transfer, Instant now, Actions& out);
   void fail_registration(const RegistrationKey& key, ErrorCode code, Instant now, Actions& out);
   void stop_posting(const RegistrationKey& key, Registration& registration, Instant now);

@@ -321,13 +321,17 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
   }
   const Instant last_heard = session.lease.is_silent(now) ? now - options_.lease : now;
   for (const TransferId& transfer_id : expected) {
+    const auto transfer = transfers_.find(transfer_id);
+    if (transfer != transfers_.end() && transfer->second.consumer == key.incarnation) {
+      transfer->second.ranks_left.insert(key.rank);
+    }
     forget_expectation(key, transfer_id, now, out);
     note_loss(transfer_id, last_heard, now, out);
   }
   for (const RegistrationKey& registration : ours) {
     const TransferId transfer_id = registrations_.at(registration).transfer_id;
     const auto transfer = transfers_.find(transfer_id);
-    if (transfer != transfers_.end()) transfer->second.left = last_heard;
+    if (transfer != transfers_.end() && transfer->second.send) note_left(transfer->second, last_heard);
     fail_registration(registration, ErrorCode::kPeerLost, now, out);
     note_loss(transfer_id, last_heard, now, out);
   }

@@ -38,7 +38,7 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
   Transfer& transfer = found == transfers_.end() ? transfers_[transfer_id] : found->second;
   if (transfer.ending) return fail(*transfer.ending, "the request is ending");
   if (transfer.consumer != consumer.incarnation) {
-    if (!transfer.is_free()) return fail(ErrorCode::kBusy, "bound to another consumer engine");
+    if (!is_free(transfer)) return fail(ErrorCode::kBusy, "bound to another consumer engine");
     transfer.consumer = consumer.incarnation;
     transfer.consumer_id = consumer.engine_id;
     transfer.rank_count = consumer.rank_count;
@@ -52,6 +52,21 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
   if (transfer.ranks_left.empty()) transfer.left.reset();
   forget_loss(transfer_id);
   return &transfer;
+}
+
+bool Producer::is_free(const Transfer& transfer) const {
+  if (!transfer.consumer || !transfer.registrations.empty()) return !transfer.consumer;
+  if (!transfer.ranks_left.empty()) return true;
+  std::size_t accounted_for = transfer.ranks_ended.size();
+  for (auto it = consumers_.lower_bound({*transfer.consumer, 0});
+       it != consumers_.end() && it->first.incarnation == *transfer.consumer; ++it) {
+    if (it->second.connection && !transfer.ranks_ended.contains(it->first.rank)) ++accounted_for;
+  }
+  return accounted_for < transfer.rank_count;
+}
+
+void Producer::note_left(Transfer& transfer, Instant at) {
+  transfer.left = std::max(transfer.left.value_or(at), at);
 }
 
 void Producer::start(const RegistrationKey& key, Registration& registration, Transfer& transfer, Instant now,
@@ -146,11 +161,16 @@ void Producer::end_registration(const RegistrationKey& key, bool delivered, Inst
   if (delivered) {
     transfer.bytes += registration.bytes;
     transfer.ranks_left.erase(key.consumer.rank);
-    if (transfer.left && transfer.is_free()) transfer.left = now;  // nobody could take over before
+    if (transfer.ranks_left.empty()) transfer.left.reset();
+    if (transfer.left && is_free(transfer)) transfer.left = now;  // nobody could take over before
     return rank_ended(registration.transfer_id, key.consumer.rank, now, out);
   }
+  const auto is_of_rank = [&](const RegistrationKey& other) { return other.consumer == key.consumer; };
+  const bool has_come_again =
+      transfer.ranks_ended.contains(key.consumer.rank) || std::ranges::any_of(transfer.registrations, is_of_rank);
+  if (has_come_again) return settle_transfer(registration.transfer_id, now, out);
   transfer.ranks_left.insert(key.consumer.rank);
-  if (registration.revoked && transfer.send) transfer.left = now;
+  if (registration.revoked && transfer.send) note_left(transfer, now);
   settle_transfer(registration.transfer_id, now, out);
   if (registration.revoked) note_loss(registration.transfer_id, now, now, out);
 }
@@ -249,7 +269,7 @@ void Producer::note_loss(const TransferId& transfer_id, Instant last_heard, Inst
   const auto found = transfers_.find(transfer_id);
   if (found != transfers_.end() && !found->second.registrations.empty()) return;
   if (found != transfers_.end() && found->second.send) {
-    found->second.left = last_heard;
+    note_left(found->second, last_heard);
     return settle_transfer(transfer_id, now, out);
   }
   if (lost_.size() >= kRequestsMax && !lost_.contains(transfer_id)) forget_loss(TransferId(*lost_.begin()));

@@ -208,6 +208,37 @@ TEST_P(StoppedProducer, IsLostAfterOneLeaseAndNoEarlier) {
 INSTANTIATE_TEST_SUITE_P(Over, StoppedProducer, ::testing::Values(kFencing, kPlain),
                          [](const auto& test) { return std::string(test.param); });
 
+// Shows E10.
+TEST_F(Leases, OfAProducerThatStopsAreOverForARequestThatOnlyWaitsInTheQueue) {
+  const auto told = [this] {
+    std::string lines;
+    for (const std::string& line : world_.take_lines()) lines += line + "\n";
+    return lines.find("C: x1 need not be awaited any more") != std::string::npos;
+  };
+  world_.await(consumer(), "x1", "P");
+  pass(3 * kOptions.lease);
+  EXPECT_EQ(got().sessions_lost, 0u) << "it renews the lease of who only waits";
+  EXPECT_FALSE(told());
+
+  world_.set_stopped(producer(), true);
+  pass(kOptions.lease);
+
+  EXPECT_EQ(got().sessions_silent, 1u);
+  EXPECT_TRUE(told());
+  expect_recovery();
+}
+
+TEST_F(Leases, OfAProducerThatHasAdmittedAreNotWaitedFor) {
+  world_.await(consumer(), "x1", "P");
+  world_.admit(producer(), "x1");
+  world_.deliver_all();
+
+  world_.set_stopped(producer(), true);
+  pass(3 * kOptions.lease);
+
+  EXPECT_EQ(got().sessions_silent, 0u) << "nothing is waited for";
+}
+
 TEST_F(Leases, B9BlocksReadForASilentConsumerAreBackAfterOneLeaseAndDrain) {
   ask("x1");
   world_.deliver_all();
