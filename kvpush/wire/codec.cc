@@ -236,11 +236,19 @@ BlockTable read(const flat::BlockTable& table) {
 }
 
 Hello read(const flat::Hello& hello) {
-  return {hello.version(), read(*hello.from()), {hello.session()}, {read(*hello.planes())}, read(*hello.transports())};
+  Hello message{hello.version(), read(*hello.from()), {hello.session()}, {}, {}};
+  if (hello.version() != kProtocolVersion) return message;  // the rest may mean something else
+  message.layout = {read(*hello.planes())};
+  message.transports = read(*hello.transports());
+  return message;
 }
 
 Welcome read(const flat::Welcome& welcome) {
-  return {welcome.version(), read(*welcome.from()), {read(*welcome.planes())}, read(*welcome.transports())};
+  Welcome message{welcome.version(), read(*welcome.from()), {}, {}};
+  if (welcome.version() != kProtocolVersion) return message;
+  message.layout = {read(*welcome.planes())};
+  message.transports = read(*welcome.transports());
+  return message;
 }
 
 Assign read(const flat::Assign& assign) {
@@ -250,7 +258,8 @@ Assign read(const flat::Assign& assign) {
 }
 
 Refused read(const flat::Refused& refused) {
-  return {static_cast<ErrorCode>(refused.code()), read(*refused.text())};
+  const bool is_ours = is_error_code(refused.code());  // another version may have more; its text says which
+  return {is_ours ? static_cast<ErrorCode>(refused.code()) : ErrorCode::kUnavailable, read(*refused.text())};
 }
 
 Register read(const flat::Register& message) {

@@ -109,14 +109,13 @@ Message any_message() {
   const RegistrationNumber registration{any<std::uint64_t>()};
   switch (any_up_to<std::size_t>(std::variant_size_v<Message> - 1)) {
     case 0:
-      return Hello{any<std::uint32_t>(),
+      return Hello{kProtocolVersion,
                    any_rank_name(),
                    {any<std::uint64_t>()},
                    {any_list(10, any_plane)},
                    any_list(kTransportsMax, any_offer)};
     case 1:
-      return Welcome{
-          any<std::uint32_t>(), any_rank_name(), {any_list(10, any_plane)}, any_list(kTransportsMax, any_offer)};
+      return Welcome{kProtocolVersion, any_rank_name(), {any_list(10, any_plane)}, any_list(kTransportsMax, any_offer)};
     case 2: return any_assign();
     case 3: return Assigned{};
     case 4: return Refused{any_code(), any_text(kRefusalBytesMax)};

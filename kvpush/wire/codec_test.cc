@@ -37,8 +37,7 @@ Plane plane() {
 }
 
 Hello hello() {
-  return {.version = 1,
-          .from = {"decode-1", Incarnation{0xfeed'beef'0000'0001}, 1, 2},
+  return {.from = {"decode-1", Incarnation{0xfeed'beef'0000'0001}, 1, 2},
           .session = SessionNumber{9},
           .layout = {{plane(), plane()}},
           .transports = {{"cma", {std::byte{1}, std::byte{0}, std::byte{255}}}, {"ucx", {}}}};
@@ -46,7 +45,7 @@ Hello hello() {
 
 Welcome welcome() {
   const Hello other = hello();
-  return {.version = 7, .from = other.from, .layout = other.layout, .transports = other.transports};
+  return {.from = other.from, .layout = other.layout, .transports = other.transports};
 }
 
 Register registration() {
@@ -237,8 +236,6 @@ const LimitCase kLimitCases[] = {
     {"ChosenTransport", [](auto n) { return Assign{{}, text(n)}; }, kTransportNameBytesMax},
     {"ChosenAddress", [](auto n) { return Assign{{}, "cma", std::vector<std::byte>(n)}; }, kTransportAddressBytesMax},
     {"RefusalText", [](auto n) { return Refused{ErrorCode::kBusy, text(n)}; }, kRefusalBytesMax},
-    {"RefusalCode", [](auto n) { return Refused{static_cast<ErrorCode>(n), ""}; },
-     static_cast<std::size_t>(ErrorCode::kUnauthenticated)},
     {"FailureCode", [](auto n) { return Failed{{}, static_cast<ErrorCode>(n), true}; },
      static_cast<std::size_t>(ErrorCode::kUnauthenticated)},
     {"UnwantedTransferId", [](auto n) { return Unwanted{text(n)}; }, kTransferIdBytesMax},
@@ -266,8 +263,7 @@ TEST(Encode, FitsTheLargestMessagesIntoAFrame) {
   largest.layer = text(kLayerNameBytesMax);
   largest.dtype = text(kDtypeBytesMax);
   const TransportOffer offer{text(kTransportNameBytesMax), std::vector<std::byte>(kTransportAddressBytesMax)};
-  const Hello message{.version = 1,
-                      .from = {text(kEngineIdBytesMax), Incarnation{1}, 63, 64},
+  const Hello message{.from = {text(kEngineIdBytesMax), Incarnation{1}, 63, 64},
                       .session = SessionNumber{1},
                       .layout = {std::vector<Plane>(kPlanesMax, largest)},
                       .transports = std::vector<TransportOffer>(kTransportsMax, offer)};
@@ -320,12 +316,37 @@ TEST(Decode, RefusesAnUnknownErrorCode) {
   }
 }
 
+// Shows C7.
+TEST(Decode, ReadsWhoGreetsInAnotherVersionWhateverItSaysOfItsLayout) {
+  const std::uint32_t other = kProtocolVersion + 1;
+  HostilePeer peer;
+  const auto from = peer.rank_name(0, 1);
+  const auto text_of = [&](const char* value) { return peer.builder.CreateString(value); };
+  const flat::HeadRange heads(0, 1, 1);
+  const auto plane = flat::CreatePlane(peer.builder, text_of("layers.0"), 99, 999, text_of("float9"), 1, 1, 1, &heads);
+  const auto planes = peer.builder.CreateVector(std::vector{plane});
+  const auto transports = peer.builder.CreateVector<flatbuffers::Offset<flat::TransportOffer>>({});
+
+  const auto decoded = decode(peer.frame(flat::CreateHello(peer.builder, other, from, 1, planes, transports)));
+
+  ASSERT_TRUE(decoded) << decoded.error().what;
+  EXPECT_EQ(*decoded, Message(Hello{other, {"decode", {1}, 0, 1}, {1}, {}, {}}));
+}
+
+TEST(Decode, ReadsARefusalForAReasonItDoesNotKnow) {
+  HostilePeer peer;
+  const auto decoded = decode(peer.frame(flat::CreateRefused(peer.builder, 200, peer.builder.CreateString("moved"))));
+
+  ASSERT_TRUE(decoded) << decoded.error().what;
+  EXPECT_EQ(*decoded, Message(Refused{ErrorCode::kUnavailable, "moved"}));
+}
+
 TEST(Decode, RefusesARankOutsideItsEngine) {
   HostilePeer peer;
   const auto from = peer.rank_name(4, 4);
   const auto planes = peer.builder.CreateVector<flatbuffers::Offset<flat::Plane>>({});
   const auto transports = peer.builder.CreateVector<flatbuffers::Offset<flat::TransportOffer>>({});
-  const auto message = flat::CreateWelcome(peer.builder, 1, from, planes, transports);
+  const auto message = flat::CreateWelcome(peer.builder, kProtocolVersion, from, planes, transports);
   expect_bad(decode(peer.frame(message)), "outside its engine");
 }
 
@@ -349,7 +370,7 @@ TEST(Decode, RefusesMoreTablesThanAnyMessageHas) {
   const auto offer = flat::CreateTransportOffer(peer.builder, name, address);
   const auto transports = peer.builder.CreateVector(std::vector(100'000, offer));
   const auto planes = peer.builder.CreateVector<flatbuffers::Offset<flat::Plane>>({});
-  const auto message = flat::CreateWelcome(peer.builder, 1, peer.rank_name(0, 1), planes, transports);
+  const auto message = flat::CreateWelcome(peer.builder, kProtocolVersion, peer.rank_name(0, 1), planes, transports);
   expect_bad(decode(peer.frame(message)), "no message");
 }
 

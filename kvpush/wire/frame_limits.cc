@@ -15,10 +15,6 @@ std::unexpected<Error> bad(const char* what) {
   return fail(ErrorCode::kBadMessage, what);
 }
 
-bool is_known(std::uint8_t code) {
-  return std::ranges::any_of(kErrorCodes, [code](ErrorCode known) { return static_cast<std::uint8_t>(known) == code; });
-}
-
 Result<void> check(const flat::RankName& name) {
   if (name.engine_id()->size() > kEngineIdBytesMax) return bad("an engine id is too long");
   if (name.rank_count() > kRanksMax) return bad("an engine has too many ranks");
@@ -49,6 +45,7 @@ Result<void> check(const flat::TransportOffer& offer) {
 template <class Greeting>
 Result<void> check_greeting(const Greeting& greeting) {
   if (const auto ok = check(*greeting.from()); !ok) return ok;
+  if (greeting.version() != kProtocolVersion) return {};
   if (greeting.planes()->size() > kPlanesMax) return bad("a layout has too many planes");
   for (const flat::Plane* plane : *greeting.planes()) {
     if (const auto ok = check(*plane); !ok) return ok;
@@ -70,7 +67,6 @@ Result<void> check(const flat::Assign& assign) {
 }
 
 Result<void> check(const flat::Refused& refused) {
-  if (!is_known(refused.code())) return bad("an error code is unknown");
   if (refused.text()->size() > kRefusalBytesMax) return bad("a refusal's text is too long");
   return {};
 }
@@ -119,11 +115,15 @@ Result<void> check(const flat::Delivered& delivered) {
 }
 
 Result<void> check(const flat::Failed& failed) {
-  if (!is_known(failed.code())) return bad("an error code is unknown");
+  if (!is_error_code(failed.code())) return bad("an error code is unknown");
   return {};
 }
 
 }  // namespace
+
+bool is_error_code(std::uint8_t code) {
+  return std::ranges::any_of(kErrorCodes, [code](ErrorCode known) { return static_cast<std::uint8_t>(known) == code; });
+}
 
 Result<void> check_limits(const flat::Frame& frame) {
   switch (frame.body_type()) {
