@@ -27,6 +27,9 @@ inline constexpr std::size_t kTransportAddressBytesMax = 16u << 10;
 inline constexpr std::size_t kRequestsMax = 8192;
 // Registrations waiting for their request, over all consumers.
 inline constexpr std::size_t kRegistrationsMax = 8192;
+// Spans of blocks in the tables of registrations that wait for their request, over all consumers: 32 MiB. A prompt of
+// 131,072 tokens has 8,192 of them at most, in blocks of 16 of which none adjoins another.
+inline constexpr std::size_t kSpansWaitingMax = 1u << 22;
 // Outcomes kept for one consumer rank. Done names all up to a number, so that one registration whose prefill never
 // comes keeps those of everything after it: 200 registrations a second in the five minutes of match_timeout.
 inline constexpr std::size_t kOutcomesMax = 65536;

@@ -161,7 +161,7 @@ class Producer {
     Peer peer;
     TransferId transfer_id;
     TokenRange tokens;
-    BlockTables tables;
+    BlockTables tables;  // until it is matched
     std::vector<Run> runs;
     Cursor cursor;
     std::uint64_t bytes = 0;
@@ -218,6 +218,8 @@ class Producer {
   void release_lease(const RegistrationKey& key);
   // Nobody needs the lease any more if what has just ended was the last.
   void rest_lease(const ConsumerKey& consumer);
+  // Its tables are planned, or not needed any more.
+  void forget_tables(Registration& registration);
   // Tells the peer why and ends the session.
   void refuse(ConnectionId connection, ErrorCode code, std::string text, Instant now, Actions& out);
   // A session is about to end because one side refused something.
@@ -272,6 +274,7 @@ class Producer {
   std::set<TransferId> admitted_;  // neither sent nor withdrawn yet
   // Their consumers were lost, or revoked, before Send; at most kRequestsMax, any of them gives way to a new one.
   std::set<TransferId> lost_;
+  std::size_t spans_waiting_ = 0;  // in tables
   Turns turns_;
   std::set<Peer> closing_;  // their sessions are gone, their last batches are in flight
   std::unordered_map<WriteToken, PostedBatch> posted_;

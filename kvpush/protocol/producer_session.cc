@@ -16,7 +16,18 @@ std::string describe(const RankName& name) {
   return fmt::format("{} (incarnation {:016x}, rank {})", name.engine_id, name.incarnation.value, name.rank);
 }
 
+std::size_t span_count(const BlockTables& tables) {
+  std::size_t count = 0;
+  for (const BlockTable& table : tables) count += table.spans.size();
+  return count;
+}
+
 }  // namespace
+
+void Producer::forget_tables(Registration& registration) {
+  spans_waiting_ -= span_count(registration.tables);
+  registration.tables = {};
+}
 
 void Producer::on(ConnectionId connection, Session& session, const Hello& hello, Instant now, Actions& out) {
   if (session.state != SessionState::kNew) {
@@ -130,7 +141,10 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
     rest_lease(key.consumer);
   };
   if (draining_) return refuse_registration(ErrorCode::kStopped);
-  if (registrations_.size() >= kRegistrationsMax) return refuse_registration(ErrorCode::kFull);
+  const std::size_t spans = span_count(message.tables);
+  if (registrations_.size() >= kRegistrationsMax || spans_waiting_ + spans > kSpansWaitingMax) {
+    return refuse_registration(ErrorCode::kFull);
+  }
   const Result<std::uint64_t> bytes = session.plan->bytes_expected(message.tokens, message.tables);
   if (!bytes) return refuse_registration(bytes.error().code);
   const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
@@ -142,6 +156,7 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
   registration.transfer_id = message.transfer_id;
   registration.tokens = message.tokens;
   registration.tables = message.tables;
+  spans_waiting_ += spans;
   (*transfer)->registrations.insert(key);
   (*transfer)->ranks_ended.erase(key.consumer.rank);
   deadlines_.set({.kind = Kind::kMatch, .registration = key}, now + options_.match_timeout);

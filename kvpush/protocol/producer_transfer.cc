@@ -81,6 +81,7 @@ void Producer::start(const RegistrationKey& key, Registration& registration, Tra
   const Session& session = sessions_.at(registration.connection);
   const Result<void> planned =
       session.plan->plan(registration.tokens, transfer.send->tables, registration.tables, registration.runs);
+  forget_tables(registration);
   if (!planned) return fail_registration(key, planned.error().code, now, out);
   registration.state = RegistrationState::kWriting;
   registration.bytes = bytes(registration.runs);
@@ -147,6 +148,7 @@ void Producer::settle(const RegistrationKey& key, Instant now, Actions& out) {
 
 void Producer::end_registration(const RegistrationKey& key, bool delivered, Instant now, Actions& out) {
   const auto found = registrations_.find(key);
+  forget_tables(found->second);
   const Registration registration = std::move(found->second);
   registrations_.erase(found);
   deadlines_.clear({.kind = Kind::kMatch, .registration = key});

@@ -52,6 +52,22 @@ TEST_F(Bounds, OfRegistrationsThatWaitFailTheNextOne) {
   EXPECT_EQ(said_, "Failed 8193 full\n");
 }
 
+// Shows E2.
+TEST_F(Bounds, OfBlocksThatWaitFailTheNextOne) {
+  BlockTable separate;
+  for (std::uint32_t block = 0; block < kBlocksPerTableMax; ++block) separate.spans.push_back({BlockId{2 * block}, 1});
+  const std::uint64_t as_many_as_fit = kSpansWaitingMax / kBlocksPerTableMax;
+  for (std::uint64_t number = 1; number <= as_many_as_fit; ++number) hear(Register{{number}, "x1", {}, {separate}});
+  EXPECT_EQ(said_, "");
+
+  hear(Register{{as_many_as_fit + 1}, "x1", {}, {separate}});
+  EXPECT_EQ(said_, "Failed 33 full\n");
+
+  hear(Revoke{{1}});
+  hear(Register{{as_many_as_fit + 2}, "x1", {}, {separate}});
+  EXPECT_EQ(said_, "") << "there is room again";
+}
+
 TEST_F(Bounds, OfOutcomesEndTheSessionOfAConsumerThatNeverSaysDone) {
   Actions out;
   producer_.on(Withdraw{"x1"}, {}, out);
