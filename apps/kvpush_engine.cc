@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "apps/flags.h"
 #include "apps/serving.h"
 #include "kvpush/base/clock.h"
 #include "kvpush/base/random.h"
@@ -127,14 +128,7 @@ int main(int argc, char** argv) {
   CLI::App app("A stand-in for an inference engine: real calls, blocks, steps and transfers, invented tokens.",
                "kvpush-engine");
   add_flags(app, flags);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "kvpush-engine: {} (--help lists the options)\n", error.what());
-    return 2;
-  }
+  if (const auto status = kvpush::parse_flags(app, argc, argv, "kvpush-engine")) return *status;
 
   const std::map<std::string, kvpush::EngineRole> roles{{"prefill", kvpush::EngineRole::kPrefill},
                                                         {"decode", kvpush::EngineRole::kDecode},

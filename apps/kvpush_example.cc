@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/flags.h"
 #include "kvpush/agent/agent.h"
 #include "kvpush/base/check.h"
 #include "kvpush/directory/server.h"
@@ -184,7 +185,7 @@ int main(int argc, char** argv) {
   app.add_option("--transport", flags.transport, "auto, cma, nixl or ucx")->capture_default_str();
   app.add_option("--secret-file", flags.secret_file, "what both must know; docs/authentication.md");
   app.add_option("--tokens", flags.tokens, "length of the prompt")->check(CLI::Range(1u, kBlocks / 2 * kBlockTokens));
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = parse_flags(app, argc, argv, "kvpush-example")) return *status;
 
   int pipe_ends[2];
   KVPUSH_CHECK(pipe(pipe_ends) == 0, "the process has file descriptors left");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/flags.h"
 #include "apps/serving.h"
 #include "kvpush/base/clock.h"
 #include "kvpush/base/random.h"
@@ -76,14 +77,7 @@ int main(int argc, char** argv) {
   app.add_option("--requests-max", flags.requests_max, "requests in flight; one more is answered 503")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "kvpush-router: {} (--help lists the options)\n", error.what());
-    return 2;
-  }
+  if (const auto status = kvpush::parse_flags(app, argc, argv, "kvpush-router")) return *status;
 
   kvpush::RouterOptions options;
   options.requests_max = flags.requests_max;

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/flags.h"
+#include "kvpush/base/check.h"
 #include "kvpush/base/clock.h"
 #include "kvpush/base/random.h"
 #include "kvpush/sim/scenario.h"
@@ -55,15 +57,16 @@ void set_replay(const Scenario& scenario) {
 // In a process of its own, since it may fail a check.
 bool fails(const Scenario& scenario) {
   const pid_t child = fork();
+  KVPUSH_CHECK(child >= 0, "the machine has room for a second process");
   if (child == 0) {
     std::signal(SIGABRT, SIG_DFL);
-    if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
+    close(STDERR_FILENO);  // the findings of each try are not printed
     Simulation simulation(scenario);
     simulation.run();
     _exit(simulation.faults().empty() ? 0 : 1);
   }
   int status = 0;
-  return child > 0 && waitpid(child, &status, 0) == child && status != 0;
+  return waitpid(child, &status, 0) == child && status != 0;
 }
 
 int shrink_and_print(const Scenario& scenario) {
@@ -105,7 +108,8 @@ int run_seeds(std::uint64_t first, std::uint64_t last, std::optional<kvpush::Ins
     if (!simulation.faults().empty()) {
       for (const std::string& fault : simulation.faults()) fmt::print("FAULT {}\n", fault);
       fmt::print("again, with all that happens:\n  kvpush-sim {}\n", scenario.flags());
-      return shrink_and_print(scenario);
+      shrink_and_print(scenario);
+      return 1;
     }
     const kvpush::Instant now = kvpush::read_clock();
     if (end && now >= *end) break;
@@ -176,7 +180,8 @@ int main(int argc, char** argv) {
   const CLI::Range engines(1U, kEnginesMax);
   auto* seed = app.add_option("--seed", flags.seed, "one run, printing all that happens");
   auto* seeds = app.add_option("--seeds", flags.seeds, "FIRST..LAST: many runs; the first that fails is made small");
-  auto* minutes = app.add_option("--minutes", flags.minutes, "runs that nobody has seen before, for so long");
+  auto* minutes = app.add_option("--minutes", flags.minutes, "runs that nobody has seen before, for so long")
+                      ->check(CLI::PositiveNumber);
   seed->excludes(seeds, minutes);
   seeds->excludes(minutes);
   app.add_flag("--shrink", flags.shrinks, "with --seed: leaves out what is not needed to fail")->needs(seed);
@@ -185,7 +190,7 @@ int main(int argc, char** argv) {
   app.add_option("--producers", flags.producers, "with --seed: prefill engines")->needs(seed)->check(engines);
   app.add_option("--consumers", flags.consumers, "with --seed: decode engines")->needs(seed)->check(engines);
   app.add_option("--troubles", flags.troubles, "with --seed: only these kinds, with commas between")->needs(seed);
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = kvpush::parse_flags(app, argc, argv, "kvpush-sim")) return *status;
   if (!*seed && !*seeds && !*minutes) return refuse("--seed, --seeds or --minutes", "one of them is needed");
   std::signal(SIGABRT, print_replay);
   return run(flags);

@@ -22,8 +22,8 @@ void note_before(Timeline& timeline, const char* name, Instant delivered, Durati
 }  // namespace
 
 Report::Report()
-    : receive_seconds_(registry_.histogram("kvpush_receive_seconds", "From the engine's request for KV to its end.",
-                                           kSecondsBuckets)),
+    : receive_seconds_(registry_.histogram("kvpush_receive_seconds",
+                                           "From the engine's request for KV to its delivery.", kSecondsBuckets)),
       early_seconds_(registry_.histogram("kvpush_early_seconds",
                                          "How long a registered destination waited for its computed prompt.",
                                          kSecondsBuckets)),
@@ -37,7 +37,25 @@ Report::Report()
           registry_.histogram("kvpush_send_seconds", "From computed KV to the end of its transfer.", kSecondsBuckets)),
       write_seconds_(registry_.histogram("kvpush_write_seconds", "From the first posted batch to the last completion.",
                                          kSecondsBuckets)),
-      receive_bytes_(registry_.histogram("kvpush_receive_bytes", "KV bytes of a received transfer.", kBytesBuckets)) {}
+      receive_bytes_(registry_.histogram("kvpush_receive_bytes", "KV bytes of a received transfer.", kBytesBuckets)) {
+  // From the start, so that a rate over the first event is not lost.
+  receives(std::nullopt);
+  sends(std::nullopt);
+  for (const ErrorCode code : kErrorCodes) {
+    receives(code);
+    sends(code);
+  }
+}
+
+Counter& Report::receives(std::optional<ErrorCode> error) {
+  return registry_.counter("kvpush_receives_total", "Requests for KV by how they ended.",
+                           {{"outcome", std::string(outcome_of(error))}});
+}
+
+Counter& Report::sends(std::optional<ErrorCode> error) {
+  return registry_.counter("kvpush_sends_total", "Computed prompts by how their transfer ended.",
+                           {{"outcome", std::string(outcome_of(error))}});
+}
 
 std::uint64_t Report::ended(const EngineEvent& event) {
   return std::visit(Overloaded{[this](const ReceiveEnded& ended) { return add(ended); },
@@ -47,10 +65,7 @@ std::uint64_t Report::ended(const EngineEvent& event) {
 }
 
 std::uint64_t Report::add(const ReceiveEnded& event) {
-  registry_
-      .counter("kvpush_receives_total", "Requests for KV by how they ended.",
-               {{"outcome", std::string(outcome_of(event.error))}})
-      .add();
+  receives(event.error).add();
   TransferRecord record{.transfer_id = event.transfer_id,
                         .request = event.request,
                         .role = "consumer",
@@ -76,10 +91,7 @@ std::uint64_t Report::add(const ReceiveEnded& event) {
 }
 
 std::uint64_t Report::add(const SendEnded& event) {
-  registry_
-      .counter("kvpush_sends_total", "Computed prompts by how their transfer ended.",
-               {{"outcome", std::string(outcome_of(event.error))}})
-      .add();
+  sends(event.error).add();
   TransferRecord record{.transfer_id = event.transfer_id,
                         .request = event.request,
                         .role = "producer",

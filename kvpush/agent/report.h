@@ -47,6 +47,8 @@ class Report {
                       const std::vector<Wire>& wires);
 
  private:
+  Counter& receives(std::optional<ErrorCode> error);
+  Counter& sends(std::optional<ErrorCode> error);
   std::uint64_t add(const ReceiveEnded& event);
   std::uint64_t add(const SendEnded& event);
   void observe(const ReceiveTimes& times, Instant delivered);

@@ -75,6 +75,14 @@ TEST_F(ReportTest, HasTheMetricsThatAreDocumented) {
   EXPECT_EQ(made, documented);
 }
 
+TEST_F(ReportTest, HasEachOutcomeFromTheStart) {
+  const std::string text = report.metrics(producer, consumer, {}, {});
+
+  EXPECT_THAT(text, testing::HasSubstr("kvpush_receives_total{outcome=\"delivered\"} 0\n"));
+  EXPECT_THAT(text, testing::HasSubstr("kvpush_receives_total{outcome=\"timeout\"} 0\n"));
+  EXPECT_THAT(text, testing::HasSubstr("kvpush_sends_total{outcome=\"aborted\"} 0\n"));
+}
+
 // Shows F4.
 TEST_F(ReportTest, ShowsTheTimelineOfAReceivedTransfer) {
   const ReceiveEnded ended{
