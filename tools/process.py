@@ -1,7 +1,8 @@
 """Child processes that leave nothing behind: setup, check, the demo and the tests start theirs through this.
 
 A child has a process group of its own and a log file. It is killed when the thread that started it ends
-(`PR_SET_PDEATHSIG`), and its whole group by `stop()`, or by a guard process if this process is killed.
+(`PR_SET_PDEATHSIG`), and its whole group by `stop()`. For when this process is killed before, `run()` and
+`servers.Cluster` have a `Guard`.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ def tail(log: Path, lines: int) -> str:
 
 
 def end_on_signals() -> None:
-    """Lets SIGINT and SIGTERM unwind the main thread, so that what was started is stopped.
+    """Lets SIGINT, SIGTERM and SIGHUP unwind the main thread, so that what was started is stopped.
 
-    SIGINT too needs it: shells start background jobs with it ignored.
+    SIGINT too needs it: shells start background jobs with it ignored. SIGHUP stays ignored under nohup.
     """
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, end)
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
@@ -75,6 +82,13 @@ def session_stats(session: int) -> Iterator[Path]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         if stat_fields(stat)[3:4] == [str(session)]:
             yield stat
+
+
+def end_with_parent(parent: int) -> None:
+    """Called in a new child before it becomes another program: it is killed when the thread that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # which ended before prctl took effect
+        os._exit(1)
 
 
 class Guard:
@@ -121,9 +135,7 @@ class Process:
         parent, cores = os.getpid(), self.cores
 
         def in_child() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # the parent ended before prctl took effect
-                os._exit(1)
+            end_with_parent(parent)
             if cores is not None:
                 os.sched_setaffinity(0, cores)
 
@@ -209,8 +221,11 @@ class Process:
 
 def run(process: Process, limit_s: float, heartbeat: Callable[[str], None]) -> int | None:
     """Runs a process to its end; None when it was stopped at the limit. Nothing of it is left, whatever happens."""
-    process.start()
-    try:
-        return process.wait(limit_s, heartbeat)
-    finally:
-        process.stop()
+    with contextlib.closing(Guard()) as guard:
+        process.start()
+        try:
+            guard.add(process.pid)
+            return process.wait(limit_s, heartbeat)
+        finally:
+            process.stop()
+            guard.remove(process.pid)
