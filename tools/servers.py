@@ -255,15 +255,17 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._guard.close()
+        try:
+            self.stop()
+        finally:
+            self._guard.close()
 
     def start(self, *processes: Process) -> None:
         """Starts the processes at once and returns when all of them are ready; raises ProcessError otherwise."""
         begin = time.monotonic()
         for process in processes:
-            self._processes.append(process)
             process.start()
+            self._processes.append(process)
             self._guard.add(process.pid)
         waiting, told = list(processes), begin
         while waiting:
@@ -291,8 +293,12 @@ class Cluster:
             process.check_running()
 
     def stop(self, *processes: Process) -> None:
-        """Stops the processes named, or all."""
-        for process in processes or list(reversed(self._processes)):
-            process.stop()
-            self._guard.remove(process.pid)
-            self._processes.remove(process)
+        """Stops the processes named, or all; also those after one that could not be stopped."""
+        with contextlib.ExitStack() as stack:  # which calls back in reverse
+            for process in reversed(processes) if processes else self._processes:
+                stack.callback(self._stop, process)
+
+    def _stop(self, process: Process) -> None:
+        process.stop()
+        self._guard.remove(process.pid)
+        self._processes.remove(process)
