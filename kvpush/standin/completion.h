@@ -37,8 +37,8 @@ struct BadCall {
   std::string what;
 };
 
-// The fields `prompt` (a text, a list of tokens, or a list of one of these), `max_tokens`, `stream` and
-// `kv_transfer_params`; all others, `model` and those about sampling among them, are ignored.
+// The fields `prompt` (a text, a list of tokens, or a list of one of these), `max_tokens`, `stream`, `n`
+// (1, nothing else) and `kv_transfer_params`; all others, `model` and those about sampling among them, are ignored.
 std::expected<CompletionCall, BadCall> read_completion(std::string_view body, EngineRole role);
 
 // What is said of one completion in all of its answers.
