@@ -15,7 +15,7 @@ serve: ## the same servers and router, kept running until Ctrl-C
 test: ## install what is needed, build with both compilers, run every test
 	@tools/check
 
-check-fast: ## house rules, format, the C++ unit tests and the Python package: before each commit
+check-fast: ## house rules, format, ruff, the C++ tests and the Python package: before each commit
 	@tools/check house format ruff release package
 
 bench: ## measure planning, posting, transports and an idle agent
@@ -34,4 +34,4 @@ bench-wire: ## compare transports with bare programs, perftest and NIXL alone (A
 	@.venv/bin/python bench/wire/wire.py $(ARGS)
 
 clean: ## remove what was built; what was installed stays
-	@rm -rf build/release build/dev build/fuzz build/tsan build/wheel build/check build/demo
+	@rm -rf build/release build/separate build/dev build/fuzz build/tsan build/wheel build/check build/bench build/demo
