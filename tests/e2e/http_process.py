@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from network import Network
+
+from process import end_with_parent
 
 WAIT_SECONDS = 20.0
 
@@ -66,7 +69,13 @@ class HttpProcess:
 
     def _start(self, *command: str) -> None:
         way = [] if self._network is None else self._network.prefix()
-        self.process = subprocess.Popen([*way, *command], stdout=subprocess.PIPE, stderr=self._log)
+        self.process = subprocess.Popen(
+            [*way, *command],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            # Without effect on a network of its own: entering one gives other rights, which ends it.
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
+        )
         self._said = b""
         try:
             self._ports = {what: self._read_port(what) for what in self._says}
