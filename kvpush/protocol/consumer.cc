@@ -70,13 +70,7 @@ Result<void> Consumer::on(const Receive& command, Instant now, Actions& out) {
 }
 
 void Consumer::on(const Abandon& command, Instant now, Actions& out) {
-  const auto found = requests_.find(command.request);
-  if (found == requests_.end()) return;
-  const bool is_unheard_of = found->second.parts.empty();
-  const Receive receive = found->second.receive;
-  fail_request(command.request, ErrorCode::kAborted, now, out);
-  // Nothing else would tell the producer that nobody comes for it.
-  if (is_unheard_of) decline(links_.at(receive.producer), receive.transfer_id, out);
+  if (requests_.contains(command.request)) fail_request(command.request, ErrorCode::kAborted, now, out);
 }
 
 void Consumer::on(const Decline& command, Instant now, Actions& out) {

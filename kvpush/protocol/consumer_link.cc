@@ -62,7 +62,6 @@ void Consumer::on_resolved(const Endpoint& directory, const Result<ProducerEngin
       if (request.loss) fail_request(id, ErrorCode::kPeerRestarted, now, out);
     }
     link.unproven.clear();
-    if (link.engine.incarnation != Incarnation{}) link.declines.clear();  // said of another process
   }
   link.engine = *engine;
   link.state = LinkState::kStarting;

@@ -24,8 +24,9 @@ struct ProtocolOptions {
   // From the first dial to a ready session; what TCP and a directory read take on a bad day.
   Duration session_limit = std::chrono::seconds{10};
   // How long a producer may write after it last knew that its consumer lives, and how long a peer may be silent while a
-  // registration is live before its session is lost: longer than a busy or just resumed machine keeps a thread waiting,
-  // short enough that requests to a silent peer end while somebody still waits for them. Three renewals fit in it.
+  // registration is live or a prefill is waited for before its session is lost: longer than a busy or just resumed
+  // machine keeps a thread waiting, short enough that requests to a silent peer end while somebody still waits for
+  // them. Three renewals fit in it.
   Duration lease = std::chrono::seconds{5};
   // Posting stops this long before the lease ends, for what was posted last: a peer's full window (kBatchesInFlightMax
   // batches of kBatchBytesMax) takes half a second at 1 Gbit/s. Two clocks drift apart by less than a millisecond in a

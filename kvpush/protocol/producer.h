@@ -244,6 +244,8 @@ class Producer {
   void end_request(const TransferId& transfer_id, ErrorCode code, Instant now, Actions& out);
   void settle_transfer(const TransferId& transfer_id, Instant now, Actions& out);
   void close_transfer(const TransferId& transfer_id, ErrorCode told, Instant now);
+  // What was declined before Send, by another engine or by this rank, says nothing of who asks for it now.
+  void forget_declines(const ConsumerKey& consumer, const TransferId& transfer_id);
   // The transfer is not expected by this consumer rank any more.
   void forget_expectation(const ConsumerKey& consumer, const TransferId& transfer_id, Instant now, Actions& out);
   // By an engine other than this one.

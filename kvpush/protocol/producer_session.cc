@@ -141,12 +141,14 @@ void Producer::on(ConnectionId connection, Session& session, const Register& mes
     rest_lease(key.consumer);
   };
   if (draining_) return refuse_registration(ErrorCode::kStopped);
-  const std::size_t spans = span_count(message.tables);
-  if (registrations_.size() >= kRegistrationsMax || spans_waiting_ + spans > kSpansWaitingMax) {
-    return refuse_registration(ErrorCode::kFull);
-  }
+  if (registrations_.size() >= kRegistrationsMax) return refuse_registration(ErrorCode::kFull);
   const Result<std::uint64_t> bytes = session.plan->bytes_expected(message.tokens, message.tables);
   if (!bytes) return refuse_registration(bytes.error().code);
+  forget_declines(key.consumer, message.transfer_id);
+  const std::size_t spans = span_count(message.tables);
+  const auto known = transfers_.find(message.transfer_id);
+  const bool must_wait = known == transfers_.end() || !known->second.send;
+  if (must_wait && spans_waiting_ + spans > kSpansWaitingMax) return refuse_registration(ErrorCode::kFull);
   const Result<Transfer*> transfer = bind(message.transfer_id, session.hello.from);
   if (!transfer) return refuse_registration(transfer.error().code);
 
@@ -207,13 +209,9 @@ void Producer::on(ConnectionId connection, Session& session, const Expect& messa
   expected_[id].insert(key);
   forget_loss(id);
   need_lease(connection, session, now, out);
+  forget_declines(key, id);
   const auto found = transfers_.find(id);
   const bool is_sent = found != transfers_.end() && found->second.send;
-  const bool is_declined = found != transfers_.end() && !is_sent && found->second.registrations.empty();
-  if (is_declined && found->second.consumer != key.incarnation) {  // by an engine that has no say in it any more
-    deadlines_.clear({.kind = Kind::kHold, .transfer_id = id});
-    transfers_.erase(found);
-  }
   if (is_sent || admitted_.contains(id)) out.push_back(SendMessage{connection, Admitted{id}});
   if (is_sent) {
     found->second.left.reset();
@@ -339,6 +337,7 @@ void Producer::end_session(ConnectionId connection, Instant now, Actions& out) {
     const auto transfer = transfers_.find(transfer_id);
     if (transfer != transfers_.end() && transfer->second.consumer == key.incarnation) {
       transfer->second.ranks_left.insert(key.rank);
+      if (transfer->second.send) note_left(transfer->second, last_heard);
     }
     forget_expectation(key, transfer_id, now, out);
     note_loss(transfer_id, last_heard, now, out);

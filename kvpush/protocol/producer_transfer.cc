@@ -242,6 +242,15 @@ void Producer::close_transfer(const TransferId& transfer_id, ErrorCode told, Ins
   deadlines_.set({.kind = Kind::kForget, .transfer_id = transfer_id}, now + options_.outcome_timeout);
 }
 
+void Producer::forget_declines(const ConsumerKey& consumer, const TransferId& transfer_id) {
+  const auto found = transfers_.find(transfer_id);
+  if (found == transfers_.end() || found->second.send || !found->second.registrations.empty()) return;
+  if (found->second.consumer == consumer.incarnation) found->second.ranks_ended.erase(consumer.rank);
+  if (found->second.consumer == consumer.incarnation && !found->second.ranks_ended.empty()) return;
+  deadlines_.clear({.kind = Kind::kHold, .transfer_id = transfer_id});
+  transfers_.erase(found);
+}
+
 void Producer::forget_expectation(const ConsumerKey& consumer, const TransferId& transfer_id, Instant now,
                                   Actions& out) {
   if (consumers_.at(consumer).expected.erase(transfer_id) == 0) return;
