@@ -16,8 +16,9 @@ from process import stat_fields
 LIMIT_S = 20.0
 # Runs a shell that starts a program of its own, whose id it writes to a file.
 PARENT = """
-import sys, process
+import signal, sys, process
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
 process.end_on_signals()
 shell = ["sh", "-c", "sleep 120 & echo $! >$0.new; mv $0.new $0; wait", sys.argv[1]]
 process.run(process.Process("shell", shell, Path(sys.argv[1] + ".log")), 120, lambda line: None)
