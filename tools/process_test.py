@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from process import stat_fields
+from servers import wait_until
 
 LIMIT_S = 20.0
 # Runs a shell that starts a program of its own, whose id it writes to a file.
@@ -23,13 +22,6 @@ process.end_on_signals()
 shell = ["sh", "-c", "sleep 120 & echo $! >$0.new; mv $0.new $0; wait", sys.argv[1]]
 process.run(process.Process("shell", shell, Path(sys.argv[1] + ".log")), 120, lambda line: None)
 """
-
-
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.01)
 
 
 def has_ended(pid: int) -> bool:
@@ -45,14 +37,14 @@ def python(program: str, *arguments: str) -> subprocess.Popen:
 def test_what_a_child_of_run_has_started_ends_with_the_one_that_called_run(number, tmp_path):
     told = tmp_path / "grandchild"
     with python(PARENT, str(told)) as parent:
-        wait_until(told.exists, "the grandchild runs")
+        assert wait_until(told.exists, LIMIT_S), "the grandchild runs"
         grandchild = int(told.read_text())
         assert not has_ended(grandchild)
 
         parent.send_signal(number)
 
         try:
-            wait_until(lambda: has_ended(grandchild), "the grandchild ends")
+            assert wait_until(lambda: has_ended(grandchild), LIMIT_S), "the grandchild ends"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(grandchild, signal.SIGKILL)
