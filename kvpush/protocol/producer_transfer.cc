@@ -55,7 +55,8 @@ Result<Producer::Transfer*> Producer::bind(const TransferId& transfer_id, const 
 }
 
 bool Producer::is_free(const Transfer& transfer) const {
-  if (!transfer.consumer || !transfer.registrations.empty()) return !transfer.consumer;
+  if (!transfer.consumer) return true;
+  if (!transfer.registrations.empty()) return false;
   if (!transfer.ranks_left.empty()) return true;
   std::size_t accounted_for = transfer.ranks_ended.size();
   for (auto it = consumers_.lower_bound({*transfer.consumer, 0});
@@ -245,8 +246,10 @@ void Producer::close_transfer(const TransferId& transfer_id, ErrorCode told, Ins
 void Producer::forget_declines(const ConsumerKey& consumer, const TransferId& transfer_id) {
   const auto found = transfers_.find(transfer_id);
   if (found == transfers_.end() || found->second.send || !found->second.registrations.empty()) return;
-  if (found->second.consumer == consumer.incarnation) found->second.ranks_ended.erase(consumer.rank);
-  if (found->second.consumer == consumer.incarnation && !found->second.ranks_ended.empty()) return;
+  if (found->second.consumer == consumer.incarnation) {
+    found->second.ranks_ended.erase(consumer.rank);
+    if (!found->second.ranks_ended.empty()) return;
+  }
   deadlines_.clear({.kind = Kind::kHold, .transfer_id = transfer_id});
   transfers_.erase(found);
 }
